@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from helm.compiler.budget import memory_bytes, missing
 from helm.compiler.candidate import Candidate, Missing, OverflowUse, SitePrice, goals, predicted
-from helm.compiler.choices import SITES, Choice, fastest
+from helm.compiler.choices import SITES, Choice, fastest, may_visit
 from helm.compiler.counts import CostedGraph
 from helm.compiler.order import least, less
 from helm.compiler.overflow import Bools
@@ -21,6 +21,7 @@ from helm.machine.profile import Profile
 from helm.plan.records import Workload
 
 Lacks = tuple[I64, I64]  # see `missing`
+_ROUNDED = 1 - 1e-9
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,15 @@ def _scores(choice: Choice, workload: Workload) -> tuple[F64, F64]:
     return goals(workload, choice.setting.batch, ttft, step)
 
 
+def _least_s(choice: Choice, workload: Workload, *, prompts: bool = True) -> F64:
+    """[rows] no layout has a lower objective. prompts: whether these are counted."""
+    step_s = choice.least_decode_s()
+    if workload.objective == "serve":
+        return np.zeros_like(step_s)
+    ttft_s = choice.least_prefill_s() if prompts else np.zeros_like(step_s)
+    return np.asarray(_ROUNDED * goals(workload, choice.setting.batch, ttft_s, step_s)[0])
+
+
 class Best:
     """Keeps the best candidate of every layout: the least that lacks memory first, then the best
     by score. with_scratch_s: the least objective of those that lack no more host memory than their
@@ -67,39 +77,43 @@ class Best:
         self._found: dict[Site, list[tuple[Choice, Lacks, int] | None]] = {
             head: [None] * rows for head in SITES
         }
-        self._labels: dict[str, tuple[tuple[float, ...], Choice, Lacks, int]] = {}
+        self._labels: dict[str, tuple[tuple[bool, int], Choice, Lacks, int]] = {}
 
     def offer(self, choice: Choice) -> None:
         each = cpu, own = missing(choice.budget, self._available, self._limits)
         lacks = cpu + own
         scratch = choice.budget.cpu["workspace"] + choice.budget.cpu["reserve"]
-        nearly = (cpu > 0) & (cpu <= scratch) & (own == 0) & choice.possible
-        if self._hopeless(choice, nearly | (lacks == 0)):
+        allowed = self._allowed(choice)
+        nearly = (cpu > 0) & (cpu <= scratch) & (own == 0) & choice.possible & allowed[:, None]
+        fits = nearly | (lacks == 0) & allowed[:, None]
+        if self._hopeless(choice, fits, prompts=False):
             return
-        first, second = _scores(choice, self._workload)
         if choice.mode == "compute":
             self._offer_labels(choice, each)
+        if self._hopeless(choice, fits, prompts=True):  # memory alone ranks what does not fit
+            first = np.broadcast_to(_least_s(choice, self._workload)[:, None], lacks.shape)
+            second = np.full(lacks.shape, np.inf)
+        else:
+            first, second = _scores(choice, self._workload)
         lacks = np.where(choice.possible, lacks, np.inf)
         self.with_scratch_s = min(self.with_scratch_s, first[nearly].min(initial=np.inf))
         scores = np.stack([lacks, first, second])  # [3, rows, pages]
         page = least(scores)
         score = np.take_along_axis(scores, page[None, :, None], axis=2)[:, :, 0]
         best = self._score[choice.head]
-        for row in np.flatnonzero(self._allowed(choice) & less(score, best)):
+        for row in np.flatnonzero(allowed & less(score, best)):
             best[:, row] = score[:, row]
             self._found[choice.head][row] = (choice, each, int(page[row]))
 
-    def _hopeless(self, choice: Choice, fits: Bools) -> bool:
+    def _hopeless(self, choice: Choice, fits: Bools, *, prompts: bool) -> bool:
         """Whether no layout of it may be better than what was found, where anything fits. fits:
-        [rows, pages], perhaps with less scratch. More requests at once are offered first, and fewer
-        take more steps."""
+        [rows, pages], perhaps with less scratch. prompts: whether these are counted. More requests
+        at once are offered first, and fewer take more steps."""
         work, batch, best = self._workload, choice.setting.batch, self._score[choice.head]
         some = any((score[0] == 0).any() for score in self._score.values())
         if work.objective != "throughput" or batch == work.batch or not some:
             return False
-        step_s = choice.least_decode_s()
-        least_s, _ = goals(work, batch, np.zeros_like(step_s), step_s)
-        beaten = (best[0] == 0) & (best[1] <= least_s)
+        beaten = (best[0] == 0) & (best[1] <= _least_s(choice, work, prompts=prompts))
         return bool((beaten | ~fits.any(axis=1)).all())
 
     def _allowed(self, choice: Choice) -> npt.NDArray[np.bool_]:
@@ -108,14 +122,12 @@ class Best:
         if self._space.one_boundary and choice.head == "cpu":
             allowed &= rows.boundary == self._blocks
         if choice.mode == "visit":
-            allowed &= choice.prefills[0].allowed
+            allowed &= may_visit(choice.setting, choice.head)
         return allowed
 
     def _offer_labels(self, choice: Choice, each: Lacks) -> None:
         """The plans that need no model of time: everything on one side, and as many blocks as
         fit beside their whole KV cache, run in the plainest way."""
-        choice = choice.plainest
-        first, _ = _scores(choice, self._workload)
         lacks = each[0] + each[1]
         full, last = 0, lacks.shape[0] - 1
         offers = [("all-cpu", last, 0)] if choice.head == "cpu" else [("all-accelerator", 0, 0)]
@@ -125,9 +137,18 @@ class Best:
                 for r in np.flatnonzero(lacks[:, full] == 0)[:1]
             ]
         for label, row, rank in offers:
-            score = (float(lacks[row, full] > 0), float(rank), float(first[row, full]))
-            if label not in self._labels or score < self._labels[label][0]:
-                self._labels[label] = (score, choice, each, row)
+            first, known = (bool(lacks[row, full] > 0), rank), self._labels.get(label)
+            if known is not None and first > known[0]:
+                continue
+            if known is None or first < known[0] or self._sooner(choice, known[1], row):
+                self._labels[label] = first, choice.plainest, each, row
+
+    def _sooner(self, choice: Choice, known: Choice, row: int) -> bool:
+        """Whether its plainest ways are faster than those of `known`."""
+        known_s = _scores(known, self._workload)[0][row, 0]
+        if _least_s(choice, self._workload)[row] >= known_s:
+            return False
+        return bool(_scores(choice.plainest, self._workload)[0][row, 0] < known_s)
 
     def result(self) -> SearchResult:
         layouts = [

@@ -119,7 +119,9 @@ def _activations(
     has[:, 0], has[:, -1] = embedding, head
     for member, place in enumerate(each.kind):
         has[:, place] |= layers[:, member]
-    return np.array([each.activations(tuple(row), limits) for row in has.tolist()], np.int64)
+    rows = [tuple(row) for row in has.tolist()]
+    sizes = {row: each.activations(row, limits) for row in set(rows)}
+    return np.array([sizes[row] for row in rows], np.int64)
 
 
 def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = None) -> Budget:
@@ -128,16 +130,16 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
     rows, pages = setting.rows, setting.pages
     used = rows.uses_accelerator(head)
     visits = used & (mode == "visit") & (rows.boundary > 0)
-    shape = (len(rows.boundary), len(pages))
+    nothing = np.zeros((len(rows.boundary), len(pages)), np.int64)
 
     def whole(values: Any) -> npt.NDArray[np.int64]:
         values = np.asarray(values, np.int64)
-        column = values[:, None] if values.ndim == 1 else values
-        return np.broadcast_to(column, shape)
+        return np.asarray(nothing + (values[:, None] if values.ndim == 1 else values))
 
     spec, limits = geometry(setting)
     counts, rest = setting.counts()
-    host_kv, device_kv = _kv_bytes(setting, spec)
+    key = "kv", setting.batch, limits.step_tokens  # the same wherever the head lies
+    host_kv, device_kv = setting.once(key, _kv_bytes, setting, spec)
     here, there = np.full_like(used, head == "cpu"), np.full_like(used, head == "accelerator")
     before = rows.boundary < rows.blocks - 1
     cpu_stages = (~rows.embedded, rows.boundary > 0, ~rows.has_blocks, here)

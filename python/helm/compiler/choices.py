@@ -17,9 +17,9 @@ import numpy as np
 from helm.compiler.budget import Budget, StageBytes, executable, itemise, stage_bytes
 from helm.compiler.candidate import total_s
 from helm.compiler.counts import CostedGraph
-from helm.compiler.decode import Priced, device_base, price_decode
+from helm.compiler.decode import Priced, cpu_attention_s, decode_base, price_decode
 from helm.compiler.overflow import Bools
-from helm.compiler.prefill import Prefill, prepare, price_prefill
+from helm.compiler.prefill import Prefill, least_prefill_s, prepare, price_prefill
 from helm.compiler.problem import Mode, Overflow, ResourceLimits, Space
 from helm.compiler.setting import Setting, Site, make_setting
 from helm.compiler.step_prices import steady_seconds
@@ -75,7 +75,7 @@ class PrefillWay:
 class Choice:
     """One point of what changes memory, but for row and page; every objective then wants the
     fastest way to decode and the fastest to prefill. The first of each way is the plainest. Ways
-    are priced when first asked for. least_decode_s: [rows] no way to decode takes less."""
+    are priced when first asked for. least_decode_s, least_prefill_s: [rows] no way takes less."""
 
     setting: Setting
     head: Site
@@ -84,6 +84,7 @@ class Choice:
     decode_ways: Callable[[], tuple[DecodeWay, ...]]
     prefill_ways: Callable[[], tuple[PrefillWay, ...]]
     least_decode_s: Callable[[], F64]
+    least_prefill_s: Callable[[], F64]
     budget: Budget
     possible: Bools  # [rows, pages]
     each: StageBytes
@@ -147,17 +148,19 @@ def choices(
         modes: Sequence[Mode] = ("compute",) if setting.accelerator is None else space.prefill
         for mode in modes:
             for sized in _sized(setting, mode, space):
-                steps = prepare(sized)
+                key = "prompts", batch, threads, sized.limits.step_tokens
+                steps = sized.once(key, prepare, sized)  # the same in both modes
                 if mode == "visit" and not steps.visit_choices():
                     continue
                 each = stage_bytes(sized)
                 possible = executable(sized) | (space.kv == "host")
                 for head in _heads(setting):
                     prefills = functools.partial(_prefills, steps, head, mode, space)
+                    bound = functools.partial(least_prefill_s, steps, head, mode == "visit")
                     budget = itemise(sized, head, mode, each)
                     yield Choice(
-                        sized, head, mode, steps, decodes[head], prefills, least[head], budget,
-                        possible, each,
+                        sized, head, mode, steps, decodes[head], prefills, least[head],
+                        functools.cache(bound), budget, possible, each,
                     )  # fmt: skip
 
 
@@ -191,7 +194,8 @@ def _sized(setting: Setting, mode: Mode, space: Space) -> Iterator[Setting]:
 
 
 def _least_decode_s(setting: Setting, head: Site, space: Space) -> F64:
-    """[rows] without attention. Groups that take turns keep the busier device busy."""
+    """[rows] without attention on the accelerator. Groups that take turns keep the busier device
+    busy."""
     counts, _ = setting.counts()
     found = np.full(len(setting.rows.boundary), np.inf)
     for groups in space.decode_groups:
@@ -199,8 +203,9 @@ def _least_decode_s(setting: Setting, head: Site, space: Space) -> F64:
             continue
         lanes = np.zeros((2, len(found)))
         for part in (setting,) if groups == 1 else setting.halves:
-            base = device_base(part, head, part.decode_units, counts)
+            base = decode_base(part, head)
             lanes += base[: 2 * DEVICE_TERMS].reshape(2, DEVICE_TERMS, -1).sum(axis=1)
+            lanes[0] += counts @ cpu_attention_s(part, setting.workload.expected_context)
         found = np.minimum(found, lanes.sum(axis=0) if groups == 1 else lanes.max(axis=0))
     return found
 
@@ -230,7 +235,7 @@ def _prefills(steps: Prefill, head: Site, mode: Mode, space: Space) -> tuple[Pre
     setting = steps.setting
     rows = setting.rows
     if mode == "visit":
-        visits = (rows.boundary > 0) & rows.uses_accelerator(head)
+        visits = may_visit(setting, head)
         return tuple(
             PrefillWay(False, least, visits, price_prefill(steps, head, visit_least=least))
             for least in steps.visit_choices()
@@ -246,6 +251,12 @@ def _prefills(steps: Prefill, head: Site, mode: Mode, space: Space) -> tuple[Pre
         )
         for overlap in overlaps
     )
+
+
+def may_visit(setting: Setting, head: Site) -> Bools:
+    """[rows] whether there are weights on the CPU, and an accelerator that they may visit."""
+    rows = setting.rows
+    return np.asarray((rows.boundary > 0) & rows.uses_accelerator(head))
 
 
 def _both(setting: Setting, head: Site) -> Bools:

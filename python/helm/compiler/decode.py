@@ -141,25 +141,39 @@ def _decode_step(
     setting: Setting, head: Site, overflow: Overflow, context: int
 ) -> tuple[Priced, F64]:
     """The step, and [rows, pages] seconds in which pages are copied to the accelerator."""
-    batch = setting.batch
-    counts, _ = setting.counts()
-    base = device_base(setting, head, setting.decode_units, counts)
-    used = setting.rows.uses_accelerator(head)
-    base[FIXED] += setting.cpu.step_s
-    threads = setting.cpu.threads
-    base[ATTENTION] += counts @ setting.once(
-        (threads, batch, context), decode_attention_s, setting, context, setting.cpu
-    )
+    batch, threads = setting.batch, setting.cpu.threads
+    base = decode_base(setting, head).copy()
+    base[ATTENTION] += setting.counts()[0] @ cpu_attention_s(setting, context)
     shape = (len(setting.rows.boundary), len(setting.pages))
     own = extra = copies = np.zeros(shape)
     if setting.accelerator is not None:
-        base[DEVICE_TERMS + FIXED] += setting.accelerator.step_s * used
-        up, down = crossing_s(setting, head, np.array([batch]), np.array([batch]))
-        base[LINK] += (up + down)[:, 0]
         # What the CPU attends to takes other times with other threads.
         key = (overflow, batch, context, threads * (overflow == "cpu"))
         own, extra, copies = setting.once(key, _far_decode, setting, overflow, context)
     return Priced(base, own, extra, np.zeros(shape)), copies
+
+
+def decode_base(setting: Setting, head: Site) -> F64:
+    """[TERMS, rows] of a step without attention, not to be changed."""
+    return setting.once(("step", setting.cpu.threads, setting.batch, head), _base, setting, head)
+
+
+def _base(setting: Setting, head: Site) -> F64:
+    base = device_base(setting, head, setting.decode_units, setting.counts()[0])
+    base[FIXED] += setting.cpu.step_s
+    if setting.accelerator is not None:
+        used = setting.rows.uses_accelerator(head)
+        base[DEVICE_TERMS + FIXED] += setting.accelerator.step_s * used
+        one = np.array([setting.batch])
+        up, down = crossing_s(setting, head, one, one)
+        base[LINK] += (up + down)[:, 0]
+    return base
+
+
+def cpu_attention_s(setting: Setting, context: int) -> F64:
+    """[classes] of a layer of the CPU."""
+    key = setting.cpu.threads, setting.batch, context
+    return setting.once(key, decode_attention_s, setting, context, setting.cpu)
 
 
 def _far_decode(setting: Setting, overflow: Overflow, context: int) -> tuple[F64, F64, F64]:
@@ -187,8 +201,8 @@ def spread_s(setting: Setting, bodies: Sequence[F64], tokens: I64, embedding_s: 
     rows, link, device = setting.rows, setting.link, setting.accelerator
     assert link is not None
     assert device is not None
-    ends = [state[:2] for state in backward(bodies, setting.classes.member.tolist())]
-    main, pages = np.stack(ends, axis=1)[:, rows.blocks - rows.boundary]
+    ends = backward(bodies, setting.classes.member.tolist())
+    main, pages = ends[rows.blocks - rows.boundary, :2].swapaxes(0, 1)
     pages[rows.embedded] -= embedding_s
     until = np.zeros(main.shape)
     ids = link.latency_s + F32 * tokens / link.to_accelerator_bytes_per_s

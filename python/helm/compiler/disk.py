@@ -27,7 +27,7 @@ from helm.compiler.problem import (
     host_reserve,
 )
 from helm.compiler.setting import Setting, Site, make_setting
-from helm.compiler.times import F64, TERMS
+from helm.compiler.times import F64, TERMS, classify
 from helm.machine.profile import Profile
 from helm.model.graph import Graph
 from helm.plan.disk import ALIGNMENT, read_bytes
@@ -97,11 +97,13 @@ def _settings(
     threads = sorted(profile.cpu.thread_sweep) if space.threads is None else space.threads
     most = 1 << (workload.prompt * workload.batch - 1).bit_length()
     longer = [n for n in space.visit_steps if limits.step_tokens < n <= most]
-    known: dict[object, Any] = {}
+    classes, known = classify(model), dict[object, Any]()
     for count, tokens in itertools.product(threads, (limits.step_tokens, *longer)):
         own = dataclasses.replace(limits, step_tokens=tokens)
-        at_once = workload.batch
-        yield make_setting(model, profile, workload, own, count, at_once, space=space, known=known)
+        yield make_setting(
+            model, profile, workload, own, count, workload.batch,
+            space=space, classes=classes, known=known,
+        )  # fmt: skip
 
 
 def _layouts(
@@ -180,7 +182,8 @@ def spread(weights: Sequence[DiskWeights], needed: int) -> tuple[DiskWeights, ..
         if taken + unit.held_bytes / 2 <= seen * needed / max(1, total):
             chosen.append(unit)
             taken += unit.held_bytes
-    others = [unit for unit in weights if unit not in chosen]
+    numbers = {unit.number for unit in chosen}
+    others = [unit for unit in weights if unit.number not in numbers]
     while taken < needed:  # the least that is enough, or the largest
         enough = [unit for unit in others if taken + unit.held_bytes >= needed]
         least = min(enough, key=lambda unit: unit.held_bytes, default=None)

@@ -133,17 +133,23 @@ class Priced:
         """[classes]"""
         return [self.prefill.visiting_seconds(kind) for kind in range(len(self.prefill.cpu))]
 
+    @functools.cached_property
+    def _copy_s(self) -> dict[str, float]:
+        """By unit."""
+        model, rate = self.setting.model, self.setting.visit_bytes_per_s
+        return {unit.name: model.weight_bytes([unit]) / rate for unit in model.graph.units}
+
     def _visitors(self, visits: Bools, number: int) -> list[VisitingLayer]:
         """visits: by unit. number: of the step."""
         setting, model = self.setting, self.setting.model
         assert setting.link is not None
-        rate, found = setting.visit_bytes_per_s, list[VisitingLayer]()
+        found = list[VisitingLayer]()
         places = {unit.name: place for place, unit in enumerate(model.graph.units)}
         for layer, kind in zip(model.graph.layers, setting.classes.member.tolist(), strict=True):
             own = [(places[unit.name], unit) for unit in layer.units]
             if not visits[own[0][0]]:
                 break
-            copies = [(place, model.weight_bytes([unit]) / rate) for place, unit in own]
+            copies = [(place, self._copy_s[unit.name]) for place, unit in own]
             times = self._visiting_seconds[kind]
             cached, run, written = (float(times[verb][number]) for verb in _VERBS)
             found.append(VisitingLayer(setting.link.latency_s, copies, cached, run, written))
@@ -182,7 +188,8 @@ class Priced:
         device = self.setting.cpu if site == "cpu" else self.setting.accelerator
         assert device is not None
         times = np.zeros(len(TERMS))
-        times[:DEVICE_TERMS] = unit_s(self.setting.model, unit, step, device)
+        key, model = (unit.name, step, site, self.setting.cpu.threads), self.setting.model
+        times[:DEVICE_TERMS] = self.setting.once(key, unit_s, model, unit, step, device)
         if any(isinstance(op, Attention) for op in unit.ops):
             times[ATTENTION] += attention_s
         return times if site == "cpu" else np.roll(times, DEVICE_TERMS)

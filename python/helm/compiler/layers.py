@@ -104,7 +104,7 @@ def decode_layers(setting: Setting, overflow: Overflow, context: int) -> list[Sp
     step, found = Step(batch, 1, batch), []
     for index, layer in enumerate(setting.classes.units):
         whole = setting.decode_units["accelerator blocks"][index].sum()
-        before = before_attention_s(setting.model, layer, step, device)
+        before = _before_s(setting, index, step)
         for op in attentions(layer):
             seen = int(visible(op, decode_queries(context))[0])
             far = decode_far(setting.pool, context, context - seen)
@@ -129,11 +129,8 @@ def prefill_layers(
 
     tokens, past, found = queries.tokens[:, None], queries.past[:, None], []
     sizes = list(zip(by_step(queries.tokens).tolist(), outputs.tolist(), strict=True))
-    for layer, whole in zip(setting.classes.units, layer_s, strict=True):
-        first = {
-            n: before_attention_s(setting.model, layer, Step(n[0], n[0], outputs=n[1]), device)
-            for n in set(sizes)
-        }
+    for kind, (layer, whole) in enumerate(zip(setting.classes.units, layer_s, strict=True)):
+        first = {n: _before_s(setting, kind, Step(n[0], n[0], outputs=n[1])) for n in set(sizes)}
         before = np.array([first[n] for n in sizes])[:, None]
         for op in attentions(layer):
 
@@ -151,6 +148,13 @@ def prefill_layers(
             away = attend(beyond, far.seen)
             found.append(_spread(setting, op, rest, before, near, away, all_runs, "stream"))
     return found
+
+
+def _before_s(setting: Setting, kind: int, step: Step) -> float:
+    """Seconds on the accelerator before the attention of a layer of a class."""
+    assert setting.accelerator is not None
+    args = setting.model, setting.classes.units[kind], step, setting.accelerator
+    return setting.once(("before", kind, step), before_attention_s, *args)
 
 
 def _spread(

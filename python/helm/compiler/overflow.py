@@ -8,6 +8,7 @@ longest leaves; a sequence's last block never does.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,17 +34,17 @@ class Pool:
     page_tokens: int
     watermark: float
 
-    @property
+    @functools.cached_property
     def overflows(self) -> Bools:
         """[choices] whether blocks may come to lie in host memory."""
         return np.asarray(self.slots < self.blocks)
 
-    @property
+    @functools.cached_property
     def kept(self) -> I64:
         """[choices] blocks in use beyond which the oldest leave."""
         return np.asarray(np.floor(self.watermark * self.slots), np.int64)
 
-    @property
+    @functools.cached_property
     def executed(self) -> I64:
         """[choices] 1 where the runtime has a say: a sequence's last block stays, and a layer of
         which blocks left runs in pieces."""

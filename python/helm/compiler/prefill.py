@@ -212,6 +212,12 @@ def _spread(prefill: Prefill) -> _Spread:
     return _Spread(place, Spread(main, pages, spread.until), copies, leaving, far.waits)
 
 
+def _paged(prefill: Prefill, spread: _Spread, visits: Bools) -> F64:
+    """[rows, pages] seconds that spread pages add. visits: [steps] whether weights do."""
+    each = ((~visits, False), (visits, True))
+    return np.asarray(sum(_extra(prefill, spread, *one) for one in each if one[0].any()))
+
+
 def _extra(prefill: Prefill, spread: _Spread, some: Bools, visit: bool) -> F64:
     """[rows, pages] seconds that spread pages add in `some` [steps], one after the other."""
     setting = prefill.setting
@@ -232,6 +238,37 @@ def _extra(prefill: Prefill, spread: _Spread, some: Bools, visit: bool) -> F64:
     return np.asarray((extra * setting.rows.has_blocks[:, None, None]).sum(axis=1)[:, spread.place])
 
 
+def _without_cpu(prefill: Prefill, head: Site) -> F64:
+    """[TERMS, rows] of all units on their devices but the CPU's layers."""
+    setting, rows, accelerator = prefill.setting, prefill.setting.rows, prefill.setting.accelerator
+    base = np.zeros((len(TERMS), len(rows.boundary)))
+    base[:DEVICE_TERMS] += np.outer(prefill.embedding["cpu"].sum(axis=0), ~rows.embedded)
+    at = 0 if head == "cpu" else DEVICE_TERMS
+    base[at : at + DEVICE_TERMS] += prefill.head[head].sum(axis=0)[:, None]
+    base[FIXED] += prefill.steps * setting.cpu.step_s
+    if accelerator is not None:
+        own = slice(DEVICE_TERMS, 2 * DEVICE_TERMS)
+        base[own] += (setting.counts()[1] @ prefill.accelerator.sum(axis=1)).T
+        base[own] += np.outer(prefill.embedding["accelerator"].sum(axis=0), rows.embedded)
+        used = rows.uses_accelerator(head)
+        base[own.start + FIXED] += prefill.steps * accelerator.step_s * used
+    return base
+
+
+def least_prefill_s(prefill: Prefill, head: Site, visit: bool) -> F64:
+    """[rows] no way to prefill takes less, whatever the pages. visit: weights may visit, and take
+    as long as they come and as they run; else both devices may work at once."""
+    base, (counts, _) = _without_cpu(prefill, head), prefill.setting.counts()
+    lanes = base[: 2 * DEVICE_TERMS].reshape(2, DEVICE_TERMS, -1).sum(axis=1)
+    cpu_s = counts @ prefill.cpu.sum(axis=2)
+    if visit:
+        come_s = counts @ [prefill.visiting_seconds(i)["visit"] for i in range(len(prefill.cpu))]
+        run_s = counts @ prefill.accelerator.sum(axis=2)
+        cpu_s = np.minimum(cpu_s, np.maximum(come_s[:, None], run_s))
+    lanes[0] += cpu_s.sum(axis=1)
+    return np.asarray(lanes.sum(axis=0) if visit else lanes.max(axis=0))
+
+
 def price_prefill(
     prefill: Prefill, head: Site, overlap: bool = False, visit_least: int | None = None
 ) -> Priced:
@@ -241,20 +278,8 @@ def price_prefill(
     visit_least: in steps of at least so many tokens the CPU's blocks compute on the accelerator,
     which their weights visit; not together with overlap.
     """
-    setting = prefill.setting
-    rows, accelerator = setting.rows, setting.accelerator
-    counts, rest = setting.counts()
-    base = np.zeros((len(TERMS), len(rows.boundary)))
-    base[:DEVICE_TERMS] += np.outer(prefill.embedding["cpu"].sum(axis=0), ~rows.embedded)
-    at = 0 if head == "cpu" else DEVICE_TERMS
-    base[at : at + DEVICE_TERMS] += prefill.head[head].sum(axis=0)[:, None]
-    base[FIXED] += prefill.steps * setting.cpu.step_s
-    if accelerator is not None:
-        own = slice(DEVICE_TERMS, 2 * DEVICE_TERMS)
-        base[own] += (rest @ prefill.accelerator.sum(axis=1)).T
-        base[own] += np.outer(prefill.embedding["accelerator"].sum(axis=0), rows.embedded)
-        used = rows.uses_accelerator(head)
-        base[own.start + FIXED] += prefill.steps * accelerator.step_s * used
+    setting, rows = prefill.setting, prefill.setting.rows
+    base, (counts, _) = _without_cpu(prefill, head), prefill.setting.counts()
     visits = np.zeros(prefill.steps, bool)
     paged = np.zeros((len(rows.boundary), len(setting.pages)))
     if visit_least is not None:
@@ -263,14 +288,16 @@ def price_prefill(
     for some, visit in ((~visits, False), (visits, True)):
         crossing = crossing_s(setting, head, prefill.tokens[some], prefill.outputs[some], visit)
         base[LINK] += (crossing[0] + crossing[1]).sum(axis=1)
-        if prefill.spread is not None and some.any():
-            paged += _extra(prefill, prefill.spread, some, visit)
+    key = setting.batch, setting.cpu.threads, setting.limits.step_tokens
+    if prefill.spread is not None:  # the same wherever the head lies
+        paged = setting.once(("paged", *key, visit_least), _paged, prefill, prefill.spread, visits)
     base[:DEVICE_TERMS] += (counts @ prefill.cpu[:, ~visits].sum(axis=1)).T
     saved = np.zeros_like(paged)
     if overlap:
         both = (rows.has_blocks & ~rows.embedded)[:, None]
         serial = base.sum(axis=0)[:, None] + paged
-        saved = np.where(both, saved_s(serial, _overlapped_s(prefill, head)), 0.0)
+        overlapped_s = setting.once(("overlapped", *key), _overlapped_s, prefill)[head]
+        saved = np.where(both, saved_s(serial, overlapped_s), 0.0)
     return Priced(base, np.zeros_like(paged), paged, saved)
 
 
@@ -279,8 +306,7 @@ def _visiting(prefill: Prefill) -> F64:
     CPU that visit."""
     setting = prefill.setting
     bodies = [visiting_body(prefill.visiting_seconds(i)) for i in range(len(prefill.cpu))]
-    states = np.stack(list(onward(bodies, setting.classes.member.tolist())))
-    return np.asarray(states[setting.rows.boundary][:, :2])
+    return onward(bodies, setting.classes.member.tolist())[setting.rows.boundary, :2]
 
 
 def _visit_from(setting: Setting) -> I64:
@@ -298,17 +324,22 @@ def _visit_from(setting: Setting) -> I64:
     return np.append(sizes, most)[first]
 
 
-def _overlapped_s(prefill: Prefill, head: Site) -> F64:
-    """[rows, pages] until the last step has ended where two are on their way at once. The CPU has
-    only a part of its rate beside copies of the step before, and of what leaves before its own."""
+def _overlapped_s(prefill: Prefill) -> dict[Site, F64]:
+    """By the head's place, [rows, pages] until the last step has ended where two are on their way
+    at once. The CPU has only a part of its rate beside copies of the step before, and of what
+    leaves before its own."""
     setting, spread = prefill.setting, prefill.spread
     accelerator, link = setting.accelerator, setting.link
     assert accelerator is not None
     assert link is not None
     _, rest = setting.counts()
     whole = rest @ prefill.accelerator.sum(axis=2)
-    up, down = crossing_s(setting, head, prefill.tokens, prefill.outputs)
-    last = prefill.head[head].sum(axis=1)
+    heads: tuple[Site, ...] = "accelerator", "cpu"
+    sized = prefill.tokens, prefill.outputs
+    up, down = np.stack([crossing_s(setting, head, *sized) for head in heads], axis=1)
+    tail = np.zeros((2, 1, prefill.steps))
+    tail[1] += prefill.head["cpu"].sum(axis=1)
+    down[0] += prefill.head["accelerator"].sum(axis=1)
     flights, copying = [], np.zeros((1, 1))
     for step in range(prefill.steps):
         front: F64 = prefill.front[False][:, step, None]
@@ -319,11 +350,10 @@ def _overlapped_s(prefill: Prefill, head: Site) -> F64:
             leaving, waits = spread.leaving_s[:, step], spread.waits[step]
             front = link.beside_copies(front, copying + leaving)
             copying = spread.copies_s[:, step]
-        first = up[:, step, None] + accelerator.step_s
-        after = down[:, step, None] + (last[step] if head == "accelerator" else 0.0)
-        tail = float(last[step]) if head == "cpu" else 0.0
-        seconds = (front, first, layers, after, tail)
+        first = up[..., step, None] + accelerator.step_s
+        seconds = (front, first, layers, down[..., step, None], tail[..., step, None])
         flight = Flight(pattern(False, "none"), seconds, leaving_s=leaving, waits=waits)
         flights.append(flight)
     end = np.asarray(played(flights, 2)[1])
-    return end if spread is None else end[:, spread.place]
+    end = end if spread is None else end[..., spread.place]
+    return dict(zip(heads, end, strict=True))

@@ -40,7 +40,7 @@ class Rows:
     embedded: Bools
     blocks: int
 
-    @property
+    @functools.cached_property
     def has_blocks(self) -> Bools:
         """Whether the accelerator holds any block."""
         return np.asarray(self.boundary < self.blocks)
@@ -96,7 +96,7 @@ class Setting:
         """KV blocks of one layer that hold `tokens` positions."""
         return -(-tokens // self.limits.page_tokens)
 
-    @property
+    @functools.cached_property
     def pool(self) -> Pool:
         """The accelerator's KV blocks; a choice of slots for each of `pages`."""
         limits, blocks = self.limits, self.batch * self.pages_of(self.workload.context)
@@ -140,7 +140,10 @@ class Setting:
 
     def counts(self) -> tuple[F64, F64]:
         """[rows, classes] blocks on the CPU and on the accelerator."""
-        first = self.classes.before([int(k) for k in self.rows.boundary])
+        return self.once("counts", self._counts)
+
+    def _counts(self) -> tuple[F64, F64]:
+        first = self.classes.before(self.rows.boundary)
         return first, self.classes.before([self.rows.blocks])[0] - first
 
 

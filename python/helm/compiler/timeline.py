@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -207,25 +207,25 @@ def body(tasks: Sequence[Task], seconds: Sequence[Seconds], count: I64 | int = 0
     return np.stack([np.broadcast_to(clock.at(name), (4, *shape)) for name in names])
 
 
-def onward(bodies: Sequence[F64], order: Sequence[int]) -> Iterator[F64]:
-    """From lanes that are free at 0: when they are, [state, ...], after no layer, after the first
-    of `order`, which says by its number in bodies what each does, and so on."""
-    yield from _chained(bodies, order, np.zeros(bodies[0].shape[1:]))
+def onward(bodies: Sequence[F64], order: Sequence[int]) -> F64:
+    """[1 + layers, state, ...] from lanes that are free at 0: when they are after no layer, after
+    the first of `order`, which says by its number in bodies what each does, and so on."""
+    return _chained(bodies, order, np.zeros(bodies[0].shape[1:]))
 
 
-def backward(bodies: Sequence[F64], order: Sequence[int]) -> Iterator[F64]:
-    """[state, ...] the time from when a lane is free until the last task has ended: of no layer, of
-    the last of `order`, of the last two, and so on."""
+def backward(bodies: Sequence[F64], order: Sequence[int]) -> F64:
+    """[1 + layers, state, ...] the time from when a lane is free until the last task has ended: of
+    no layer, of the last of `order`, of the last two, and so on."""
     end = np.full(bodies[0].shape[1:], _NEVER)
     end[0] = 0.0
-    yield from _chained([each.swapaxes(0, 1) for each in bodies], order[::-1], end)
+    return _chained([each.swapaxes(0, 1) for each in bodies], order[::-1], end)
 
 
-def _chained(bodies: Sequence[F64], order: Sequence[int], state: F64) -> Iterator[F64]:
+def _chained(bodies: Sequence[F64], order: Sequence[int], state: F64) -> F64:
     """Once one kind of layer is all that follows and moves all of the state alike it always will,
     as nothing that it does depends on when."""
     alike = next((i for i in range(len(order)) if len(set(order[i:])) == 1), 0)
-    yield state
+    found = [state]
     for number, kind in enumerate(order):
         after = (bodies[kind] + state).max(axis=1)
         if number >= alike:
@@ -238,10 +238,11 @@ def _chained(bodies: Sequence[F64], order: Sequence[int], state: F64) -> Iterato
                 np.where(there, after, 0.0)
             )
             if (steady & near).all():
-                yield from (state + n * most for n in range(1, len(order) - number + 1))
-                return
+                left = np.arange(1, len(order) - number + 1).reshape(-1, *(1,) * state.ndim)
+                return np.concatenate([found, state + left * most])
         state = after
-        yield state
+        found.append(state)
+    return np.stack(found)
 
 
 def _identity(shape: tuple[int, ...]) -> F64:

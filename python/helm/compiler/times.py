@@ -224,7 +224,7 @@ class BlockClasses:
     member: I64
     units: tuple[Layer, ...]
 
-    def before(self, boundaries: Sequence[int]) -> F64:
+    def before(self, boundaries: Sequence[int] | I64) -> F64:
         """[boundaries, classes] how many layers of each class lie before each boundary."""
         return np.asarray(self._before[np.asarray(boundaries)])
 

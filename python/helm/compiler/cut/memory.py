@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -146,15 +148,27 @@ class CutMemory:
     # --- values ----------------------------------------------------------------------------------
 
     def _activations(self, of: Layouts, lane: int) -> I64:
-        needed = dict[str, Bools]()
-        for there, names in self._uses(of, lane):
-            for name in names:
-                needed[name] = needed[name] | there if name in needed else there
+        there = [some for some, _ in self._uses(of, lane)]
         ways, total = (of.heads, of.elements, of.rows), np.zeros(len(of), np.int64)
-        for name, there in needed.items():
-            size, kind = self._values[name]
-            total += there * (size if kind is None else size[ways[kind]])
+        for places, kind, size in self._shared_values[lane]:
+            some = functools.reduce(np.logical_or, [there[place] for place in places])
+            total += some * (size if kind is None else size[ways[kind]])
         return total
+
+    @functools.cached_property
+    def _shared_values(self) -> list[list[tuple[tuple[int, ...], int | None, I64]]]:
+        """By lane, values that the same units use: places of these in `_uses`; of which kind of
+        unit they are ranges, None: of none; bytes together, of ranges by way."""
+        found, one = [], Layouts(np.zeros((6, 1), np.int64))
+        for lane in (0, 1):
+            used, sizes = dict[str, tuple[int, ...]](), defaultdict[Any, Any](int)
+            for place, (_, units) in enumerate(self._uses(one, lane)):
+                used |= {name: (*used.get(name, ()), place) for name in _names(units)}
+            for name, places in used.items():
+                size, kind = self._values[name]
+                sizes[places, kind] += size
+            found.append([(*key, size) for key, size in sizes.items()])
+        return found
 
     @functools.cached_property
     def _values(self) -> dict[str, tuple[I64, int | None]]:
@@ -185,23 +199,23 @@ class CutMemory:
         shared = (of.cut > 0) & (of.cpu < last), (of.cut > 0) & (cut > last)
         return (whole[0], shared[0]), (whole[1], shared[1])
 
-    def _uses(self, of: Layouts, lane: int) -> Iterator[tuple[Bools, frozenset[str]]]:
-        """Which layouts have units on a lane, and the names of what these use."""
+    def _uses(self, of: Layouts, lane: int) -> Iterator[tuple[Bools, list[Unit]]]:
+        """Which layouts have units on a lane, and these."""
         cuts, visits = self._cuts, self._visits and lane == 1
         if lane == 0:
-            yield np.ones(len(of), bool), _names(cuts.model.graph.units[:1])
+            yield np.ones(len(of), bool), [cuts.model.graph.units[0]]
         own, cut, there = (count.T > 0 for count in cuts.counts(of))  # [classes, layouts]
         here = (there | own & self._visits) if lane else own
         for whole, shared, layer in zip(here, cut, cuts.layers, strict=True):
             for ways, at in zip(layer, (of.heads, of.elements), strict=True):
                 alone = (at == 0) | visits & (at == ways.last) if lane else at == ways.last
-                yield whole | shared & alone, _names([ways.unit])
+                yield whole | shared & alone, [ways.unit]
+                inside = shared & ways.inside(at)
                 for home in range(len(HOMES)):
-                    some = shared & ways.inside(at) & (of.home == home)
-                    yield some, _names(ways.on(None if visits else lane, home))
+                    yield inside & (of.home == home), ways.on(None if visits else lane, home)
         head = cuts.head
-        yield of.rows == (0 if lane else head.last), _names([head.unit])
-        yield head.inside(of.rows), _names(head.on(lane, 0))
+        yield of.rows == (0 if lane else head.last), [head.unit]
+        yield head.inside(of.rows), head.on(lane, 0)
 
     def _subset(self, of: Layouts, lane: int) -> I64:
         """The place among what `StageBytes` has of all units there."""

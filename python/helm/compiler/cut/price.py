@@ -295,12 +295,15 @@ class CutPrices:
         return Resting(self.cuts, *tables)
 
     def _terms(self, ways: Ways, kinds: Sequence[StepKind], own_s: F64, there_s: F64) -> F64:
-        """[homes, TERMS, ways] of all steps."""
-        terms = [
-            unit_terms(self.setting, self.cuts.model, ways, step, (own_s[at], there_s[at]))
-            for step, at in kinds
-        ]
-        return np.asarray(sum(terms))
+        """[homes, TERMS, ways] of all steps. Those that are alike are priced once."""
+        setting, found = self.setting, list[F64]()
+        for step, at in kinds:
+            pairs = own_s[at] + 1j * there_s[at]  # which sort faster than columns
+            each, times = np.unique(pairs, return_counts=True)
+            key = "cut", ways.unit.name, step, setting.cpu.threads, each.tobytes()
+            args = setting, self.cuts.model, ways, step, (each.real, each.imag)
+            found.append(times @ setting.once(key, unit_terms, *args))
+        return np.asarray(sum(found))
 
     def _price(
         self, kinds: Sequence[StepKind], layers: Resting | Visiting, units: Sequence[F64],

@@ -64,12 +64,12 @@ class CutSearch:
     def _made(self, cuts: CutModel) -> Iterator[Way]:
         """Every way to run prompts, for every number of sequences."""
         prices: dict[int, CutPrices] = {}
-        seen = set[int]()
+        seen = set[tuple[int, str]]()
         for choice in self._choices:
             setting, prefill = choice.setting, choice.steps
-            if id(prefill) in seen:
+            if (id(prefill), choice.mode) in seen:
                 continue  # with the head elsewhere
-            seen.add(id(prefill))
+            seen.add((id(prefill), choice.mode))
             price = prices.setdefault(setting.batch, CutPrices(setting, cuts))
             memory = CutMemory(setting, cuts, choice.each, choice.mode == "visit")
             leasts = [None] if choice.mode == "compute" else prefill.visit_choices()
@@ -220,8 +220,11 @@ class _Scan:
         return tuple(keys[0].tolist()), lambda: self._way.candidate(one, *args)
 
     def _sorted(self, of: Layouts, *, quick: bool) -> tuple[Layouts, F64]:
-        """The best first: what lacks least, and then is fastest; with these numbers."""
+        """The best first: what lacks least, and then is fastest; with these numbers. Where enough
+        fit, others are left out."""
         lacks = np.sum(missing(self._way.memory.items(of), self._available, self._limits), axis=0)
+        if (lacks == 0).sum() >= _KEPT[0]:
+            of, lacks = of.at(lacks == 0), lacks[lacks == 0]
         decode = self._decode.seconds(of)
         ttft = self._way.ttft_s(of, quick=quick)
         first, second = goals(self._workload, self._way.batch, ttft, decode)
@@ -280,19 +283,20 @@ class _Scan:
         """[layouts] the fewest elements on the CPU with which the accelerator holds the rest, the
         most with which the CPU holds them: bytes are in proportion, but for alignment."""
         marks, limits = self._cuts.units[1].marks, self._limits
-        ends = [self._way.memory.items(of.with_(elements=n)) for n in (1, len(marks) - 2)]
+        ends = [of.with_(elements=n).columns for n in (1, len(marks) - 2)]
+        items = self._way.memory.items(Layouts(np.concatenate(ends, axis=1)))
 
-        def bound(sizes: Sequence[I64], room: int) -> F64:
-            low, high = sizes
+        def bound(sizes: I64, room: int) -> F64:
+            low, high = sizes.reshape(2, -1)
             rise = np.where(high == low, np.inf, high - low)
             return np.asarray(marks[1] + (room - low) * (marks[-2] - marks[1]) / rise)
 
         cpu, own = (
-            bound([np.sum(list(getattr(each, device).values()), axis=0) for each in ends], room)
-            for device, room in zip(("cpu", "accelerator"), self._available, strict=True)
+            bound(np.asarray(sum(each.values())), room)
+            for each, room in zip((items.cpu, items.accelerator), self._available, strict=True)
         )
         if limits.accelerator_weights_bytes is not None:
-            weights = [each.accelerator["weights"] for each in ends]
+            weights = items.accelerator["weights"]
             own = np.maximum(own, bound(weights, limits.accelerator_weights_bytes))
         least = np.searchsorted(marks, own - _SLACK, side="left")
         most = np.searchsorted(marks, cpu + _SLACK, side="right") - 1
@@ -305,7 +309,7 @@ class _Scan:
         there = ((near.columns >= 0) & (near.columns <= self._most[:, None])).all(axis=0)
         near = near.at(there & (near.cpu + near.cut <= self._blocks))
         inner = near.at((near.cut > 0) & self._cuts.units[1].inside(near.elements))
-        made = [of, near]
+        inner, made = self._distinct(inner.with_(elements=0)), [of, near]
         if len(inner):
             made += [inner.with_(elements=each) for each in self._within(inner)]
         return self._chosen(made)
@@ -315,8 +319,7 @@ class _Scan:
         Where something must be cut, units that lie there as a whole are not enough."""
         of = Layouts(np.concatenate([each.columns for each in parts], axis=1))
         of.columns[2:5] *= of.cut > 0
-        sizes = (self._most + 1).tolist()
-        of = of.at(np.unique(np.ravel_multi_index(of.columns, sizes), return_index=True)[1])
+        of = self._distinct(of)
         places = zip(self._cuts.units, (of.heads, of.elements, of.rows), strict=True)
         inside = np.stack([ways.inside(at) for ways, at in places])
         homes = np.array([[bool(each) for each in ways.pieces] for ways in self._cuts.units[:2]])
@@ -327,6 +330,10 @@ class _Scan:
         if self._space.policy == "cut" and not self._cuts.whole:
             some &= inside.any(axis=0)
         return of.at(some)
+
+    def _distinct(self, of: Layouts) -> Layouts:
+        places = np.ravel_multi_index(of.columns, (self._most + 1).tolist())
+        return of.at(np.unique(places, return_index=True)[1])
 
 
 def _grid(

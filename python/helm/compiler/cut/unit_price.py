@@ -130,19 +130,19 @@ def _wide(times: F64, shape: tuple[int, ...]) -> F64:
 def unit_terms(
     setting: Setting, model: CostedGraph, ways: Ways, step: Step, attention_s: tuple[F64, F64]
 ) -> F64:
-    """[homes, TERMS, ways] of steps that are alike but for attention [steps], together. Infinite
-    where a unit has no such home."""
-    count, whole, found = len(attention_s[0]), [], []
+    """[homes, TERMS, steps, ways] of steps that are alike but for attention [steps]. Infinite where
+    a unit has no such home."""
+    whole, found = [], []
     for lane, device in enumerate(lanes(setting)):
-        own = np.zeros(len(TERMS))
-        own[:DEVICE_TERMS] = count * unit_s(model, ways.unit, step, device)
-        own[ATTENTION] += attention_s[lane].sum()
-        whole.append(np.roll(own, lane * DEVICE_TERMS))
+        own = np.zeros((len(TERMS), len(attention_s[lane])))
+        own[:DEVICE_TERMS] = unit_s(model, ways.unit, step, device)[:, None]
+        own[ATTENTION] += attention_s[lane]
+        whole.append(np.roll(own, lane * DEVICE_TERMS, axis=0))
     for home in range(len(HOMES)):
-        inner = np.zeros((len(TERMS), 1))
+        inner = np.zeros((len(TERMS), 1, 1))
         inner[OVERLAP] = np.inf
         if ways.pieces[home]:
             shared = share_unit(setting, model, ways.pieces[home], home, step, attention_s).terms
-            inner = shared.sum(axis=1) if shared.ndim > 2 else count * shared
+            inner = shared if shared.ndim > 2 else shared[:, None]
         found.append(ways.padded(whole[1], inner, whole[0]))
     return np.stack(found)
