@@ -8,6 +8,11 @@
 #include "serve/driver.h"
 
 namespace helm {
+namespace {
+
+constexpr double kAnyStep_s = 1e9;
+
+}  // namespace
 
 class Generation::Impl {
  public:
@@ -25,6 +30,7 @@ class Generation::Impl {
         }
       }
     }
+    driver_.pace(kAnyStep_s);
     RequestId id = 0;
     for (Request& request : requests) {
       driver_.add(std::make_unique<Active>(id++, engine.plan(), std::move(request)));

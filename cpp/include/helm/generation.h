@@ -82,7 +82,8 @@ class PrefixCache;
 // with the same tokens when it is given room again.
 //
 // A fixed set of requests, computed in the calling thread; helm::Service takes them at any time and
-// computes in a thread of its own. Requests are named by their place, from 0.
+// computes in a thread of its own. All of a fixed set are waited for, so prompts take as many rows
+// of a step as it holds, where a service paces them. Requests are named by their place, from 0.
 class HELM_API Generation {
  public:
   // Checks every request before the first starts; throws kInvalid, or kCapacity for a prompt that

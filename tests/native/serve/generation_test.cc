@@ -123,6 +123,18 @@ TEST_CASE("the other requests of a batch get what they get without the one that 
   CHECK(together == std::vector<std::vector<int32_t>>{alone[0], {}, alone[1], {}});
 }
 
+TEST_CASE("prompts take all rows of a step that others leave") {
+  const auto engine = tiny_engine(tiny_model());  // 32 rows
+  Generation generation(*engine, {request_of(harmless(20), 30), request_of(harmless(100), 2)});
+  std::vector<int64_t> steps;  // that give the second one a token
+  for (int64_t step = 1; !generation.done(); ++step) {
+    for (const helm::Token& token : generation.advance(0)) {
+      if (token.request == 1) steps.push_back(step);
+    }
+  }
+  CHECK(steps == std::vector<int64_t>{4, 5});  // after 12, 31, 31 and 26 rows
+}
+
 TEST_CASE("a request that finds no room ends alone") {
   TinyShape shape;
   shape.pages = 8;  // 64 positions of two layers
