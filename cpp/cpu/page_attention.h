@@ -269,6 +269,7 @@ class PageAttention {
     const SequenceRun& run;
     int64_t head;
     int64_t block;
+    bool first, last;  // of those of its run and head
   };
   DecodePiece decode_piece(const StepView& step, int64_t item) const {
     size_t r = 0;
@@ -277,27 +278,51 @@ class PageAttention {
       item -= here.count() * shape_.kv_heads;
       here = blocks(step.runs[++r], 0, 1);
     }
-    return {step.runs[r], item / here.count(), here.begin + item % here.count()};
+    const int64_t block = item % here.count();
+    return {step.runs[r], item / here.count(), here.begin + block, block == 0,
+            block + 1 == here.count()};
   }
 
+  // The partial of a piece of a step in which every run has one token. Where it was merged or
+  // handed out at once, its sum says so: no sum is negative.
+  Partial decode_partial(int64_t item) const {
+    return Partial::at(partials_ + item * Partial::floats(shape_.group(), shape_.head_dim),
+                       shape_.group());
+  }
+  static constexpr float kDone = -1;
+
   // Every run has one token: pieces of (run, KV head, page), so that one long sequence occupies all
-  // members; then each (run, KV head) merges its pages.
+  // members. Who has the first page of a (run, KV head) merges what follows at once, as far as it
+  // has that too; the rest is merged after all pieces.
   template <typename Deliver>
   void attend_decode(const StepView& step, Team& team, const Deliver& deliver) const {
-    const int64_t partial_floats = Partial::floats(shape_.group(), shape_.head_dim);
     int64_t items = 0;
     for (const SequenceRun& run : step.runs) items += blocks(run, 0, 1).count() * shape_.kv_heads;
     const Team::Part own = team.part(items);
+    const Partial page = Partial::at(
+        reinterpret_cast<float*>(scratch_[static_cast<size_t>(team.worker())]), shape_.group());
+    int64_t first = 0, next = -1;  // piece of what this member merges at once
     team.parallel_for(items, 1, [&](int64_t begin, int64_t end) {
       for (int64_t item = begin; item < end; ++item) {
         const DecodePiece piece = decode_piece(step, item);
-        KvSpan next{};
+        KvSpan after{};
         if (item >= own.begin && item + 1 < own.end) {
-          const DecodePiece after = decode_piece(step, item + 1);
-          next = span(after.run, after.head, 0, 1, after.block);
+          const DecodePiece later = decode_piece(step, item + 1);
+          after = span(later.run, later.head, 0, 1, later.block);
         }
-        attend_page(piece.run, piece.head, 0, 1, piece.block, next,
-                    Partial::at(partials_ + item * partial_floats, shape_.group()), team.worker());
+        if (piece.first) first = next = item;
+        const bool merges = item == next;
+        if (merges) next = piece.last ? -1 : item + 1;
+        const bool waits = kParts == Parts::kTotal ? piece.first || !merges : !merges;
+        const Partial out = waits ? decode_partial(item) : page;
+        attend_page(piece.run, piece.head, 0, 1, piece.block, after, out, team.worker());
+        if (waits) continue;
+        if constexpr (kParts == Parts::kTotal) {
+          merge(decode_partial(first), page, shape_.group());
+        } else {
+          deliver(piece.run, piece.head, 0, 1, page);
+        }
+        decode_partial(item).s[0] = kDone;
       }
     });
     team.barrier();
@@ -311,26 +336,24 @@ class PageAttention {
 
   template <typename Deliver>
   void merge_decode(const StepView& step, int64_t item, const Deliver& deliver) const {
-    const int64_t partial_floats = Partial::floats(shape_.group(), shape_.head_dim);
     const auto r = static_cast<size_t>(item / shape_.kv_heads);
     const int64_t head = item % shape_.kv_heads;
-    int64_t first_item = 0;
-    for (size_t i = 0; i < r; ++i) {
-      first_item += blocks(step.runs[i], 0, 1).count() * shape_.kv_heads;
-    }
+    int64_t first = 0;
+    for (size_t i = 0; i < r; ++i) first += blocks(step.runs[i], 0, 1).count() * shape_.kv_heads;
     const SequenceRun& run = step.runs[r];
     const int64_t count = blocks(run, 0, 1).count();
     if (count == 0) return;
-    float* base = partials_ + (first_item + head * count) * partial_floats;
-    const auto page = [&](int64_t i) {
-      return Partial::at(base + i * partial_floats, shape_.group());
-    };
-    if constexpr (kParts == Parts::kEachPage) {
-      for (int64_t i = 0; i < count; ++i) deliver(run, head, 0, 1, page(i));
-    } else {
-      for (int64_t i = 1; i < count; ++i) merge(page(0), page(i), shape_.group());
-      deliver(run, head, 0, 1, page(0));
+    first += head * count;
+    for (int64_t i = first; i < first + count; ++i) {
+      const Partial page = decode_partial(i);
+      if (page.s[0] == kDone) continue;
+      if constexpr (kParts == Parts::kEachPage) {
+        deliver(run, head, 0, 1, page);
+      } else if (i > first) {
+        merge(decode_partial(first), page, shape_.group());
+      }
     }
+    if constexpr (kParts == Parts::kTotal) deliver(run, head, 0, 1, decode_partial(first));
   }
 
   AttentionShape shape_;
