@@ -192,7 +192,8 @@ void bind_generation(nb::module_& m) {
              float top_p, float min_p, float repetition_penalty, uint64_t seed, int32_t logprobs,
              float presence_penalty, float frequency_penalty,
              std::vector<std::pair<int32_t, float>> logit_bias,
-             std::shared_ptr<TokenConstraint> constraint, int32_t priority, int64_t key) {
+             std::shared_ptr<TokenConstraint> constraint, int32_t priority, int64_t key,
+             bool streamed) {
             new (self)
                 Request{std::move(prompt),
                         cached,
@@ -203,7 +204,8 @@ void bind_generation(nb::module_& m) {
                          presence_penalty, frequency_penalty, std::move(logit_bias)},
                         std::move(constraint),
                         priority,
-                        key};
+                        key,
+                        streamed};
           },
           nb::kw_only(), "prompt"_a, "cached"_a = 0, "sequence"_a = -1, "max_tokens"_a = 128,
           "stop_tokens"_a = std::vector<int32_t>(), "temperature"_a = 0.0F, "top_k"_a = 0,
@@ -211,7 +213,9 @@ void bind_generation(nb::module_& m) {
           "logprobs"_a = -1, "presence_penalty"_a = 0.0F, "frequency_penalty"_a = 0.0F,
           "logit_bias"_a = std::vector<std::pair<int32_t, float>>(),
           "constraint"_a.none() = nb::none(), "priority"_a = Request::kNormal, "key"_a = 0,
-          "priority: 0 (batch), 1 or 2 (interactive). key: whose request it is.");
+          "streamed"_a = true,
+          "priority: 0 (batch), 1 or 2 (interactive). key: whose request it is. streamed: whether "
+          "somebody reads its tokens as they come, beside which prompts are paced.");
   nb::class_<Token>(m, "Token", "One sampled token.")
       .def_ro("request", &Token::request)
       .def_ro("id", &Token::id)

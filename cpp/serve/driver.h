@@ -108,6 +108,8 @@ class Driver {
   void move(Active& active, KvSide side);
   void release(Active& active);
   void look();
+  bool is_read() const;
+  int64_t prompt_rows(int64_t past) const;
   std::vector<Draft> guess();
   bool submit(bool alone);
   void collect() noexcept;

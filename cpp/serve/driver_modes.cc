@@ -119,7 +119,7 @@ int64_t Driver::far_target(const Active& active, int64_t near) {
     shape.output = static_cast<double>(std::max<int64_t>(1, output));
   }
   const auto middle = static_cast<int64_t>(shape.prompt / 2);
-  shape.chunk = std::min(shape.prompt, static_cast<double>(pacer_.rows(middle)));
+  shape.chunk = std::min(shape.prompt, static_cast<double>(prompt_rows(middle)));
   const int64_t most = engine_.plan().limits.sequences - near;
   target_ = {near, modes_->far_requests(near, most, shape), steps_ + kTargetSteps};
   return target_.far;

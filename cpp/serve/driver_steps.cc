@@ -19,8 +19,21 @@ void Driver::look() {
     const Runner& runner = snapshot_.runners.back();
     if (prompt == nullptr && !runner.decoding && runner.pending > 0) prompt = active;
   }
-  snapshot_.prompt_rows =
-      pacer_.measures() ? 0 : pacer_.rows(prompt == nullptr ? 0 : prompt->held());
+  const bool measures = is_read() && pacer_.measures();
+  snapshot_.prompt_rows = measures ? 0 : prompt_rows(prompt == nullptr ? 0 : prompt->held());
+}
+
+// Whether somebody reads tokens of a request that decodes.
+bool Driver::is_read() const {
+  return std::ranges::any_of(table_.running(), [](const Active* active) {
+    return active->request.streamed && active->decoding();
+  });
+}
+
+// Of prompts that go on behind `past` positions, in a step that decodes.
+int64_t Driver::prompt_rows(int64_t past) const {
+  const int64_t running = std::ssize(table_.running());
+  return is_read() ? pacer_.rows(past, running) : engine_.plan().limits.step_tokens;
 }
 
 // For each row of the batch what may follow its tokens; no more than positions, tokens and rows are

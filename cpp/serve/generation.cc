@@ -8,11 +8,6 @@
 #include "serve/driver.h"
 
 namespace helm {
-namespace {
-
-constexpr double kAnyStep_s = 1e9;
-
-}  // namespace
 
 class Generation::Impl {
  public:
@@ -30,9 +25,9 @@ class Generation::Impl {
         }
       }
     }
-    driver_.pace(kAnyStep_s);
     RequestId id = 0;
     for (Request& request : requests) {
+      request.streamed = false;
       driver_.add(std::make_unique<Active>(id++, engine.plan(), std::move(request)));
     }
   }

@@ -75,18 +75,25 @@ bool Pacer::measures() const {
   return decode_s_ == 0 || since_ >= (latest_rows_ == decode_rows_ ? kMostAlike : kMostUnlike);
 }
 
-double Pacer::target_s() const {
-  if (target_s_ > 0) return target_s_;
-  const double slowdown = std::min(kSlowdown, kMostSlowdown / (1 + kTail * deviation_));
-  return std::max(slowdown * decode_s_, kLeastTarget_s);
+// A row more costs what one of a prompt costs, but no more than those of the last step on average.
+double Pacer::full_s(int64_t running) const {
+  const auto more = static_cast<double>(running - decode_rows_);
+  if (decode_rows_ == 0 || more <= 0) return decode_s_;
+  return decode_s_ + more * std::min(cost_s_[1], decode_s_ / static_cast<double>(decode_rows_));
 }
 
-int64_t Pacer::rows(int64_t past) const {
+double Pacer::target_s(int64_t running) const {
+  if (target_s_ > 0) return target_s_;
+  const double slowdown = std::min(kSlowdown, kMostSlowdown / (1 + kTail * deviation_));
+  return std::max(slowdown * full_s(running), kLeastTarget_s);
+}
+
+int64_t Pacer::rows(int64_t past, int64_t running) const {
   const double steps = products_[0][0];
   if (steps == 0) return std::min(kFirstRows, most_rows_);
   const auto [step_s, row_s, pair_s] = cost_s_;
   const double behind_s = std::max(row_s + pair_s * static_cast<double>(past), 1e-12);  // a row
-  const double target_s = this->target_s() / correction_;
+  const double target_s = this->target_s(running) / correction_;
   // step_s + behind_s n + pair_s n^2 / 2 = target_s
   const double left_s = std::max(0.0, target_s - step_s);
   const double fitting =

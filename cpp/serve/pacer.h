@@ -29,14 +29,16 @@ class Pacer {
   explicit Pacer(int64_t most_rows, bool reads_more = true)
       : most_rows_(most_rows), reads_more_(reads_more) {}
 
-  // What a step that decodes may take; 0, as at first: kSlowdown times one without prompts, less
-  // where steps take unlike times, at least kLeastTarget_s.
+  // What a step that decodes may take; 0, as at first: kSlowdown times one in which all that run
+  // decode, less where steps take unlike times, at least kLeastTarget_s. Of those that decode now
+  // alone, it would leave prompts little while few do, and so few would come to.
   void aim(double target_s) { target_s_ = target_s; }
   // A step took so long.
   void note(int64_t decode_rows, const PromptWork& prompts, double seconds);
-  // As many as fit the target behind `past` positions of a prompt. It gets half of the speed that
-  // it has alone there at least: where a step reads more for prompts, many.
-  int64_t rows(int64_t past) const;
+  // As many as fit the target behind `past` positions of a prompt, while so many requests run. It
+  // gets half of the speed that it has alone there at least: where a step reads more for prompts,
+  // many.
+  int64_t rows(int64_t past, int64_t running) const;
   // Whether the next step that decodes had better have no prompt, to tell what one without takes,
   // where the target depends on it: none was seen yet, or none for long while prompts kept coming.
   bool measures() const;
@@ -58,7 +60,8 @@ class Pacer {
     return {1, static_cast<double>(prompts.rows), prompts.pairs};
   }
   double seconds(const Terms& terms) const;
-  double target_s() const;
+  double full_s(int64_t running) const;  // of a step in which so many decode, without prompts
+  double target_s(int64_t running) const;
   double least(int64_t past) const;  // rows with which a prompt has half of its speed
   void fit();
 

@@ -44,6 +44,9 @@ struct Request {
   // class that is passed over rises by one with every 30 s.
   int32_t priority = kNormal;
   int64_t key = 0;  // whose request it is: within a class keys take turns by tokens
+  // Whether somebody reads its tokens as they come. Prompts are paced beside such requests alone:
+  // see Service::pace().
+  bool streamed = true;
 
   static constexpr int32_t kBatch = 0, kNormal = 1, kInteractive = 2, kPriorities = 3;
 };
@@ -82,8 +85,8 @@ class PrefixCache;
 // with the same tokens when it is given room again.
 //
 // A fixed set of requests, computed in the calling thread; helm::Service takes them at any time and
-// computes in a thread of its own. All of a fixed set are waited for, so prompts take as many rows
-// of a step as it holds, where a service paces them. Requests are named by their place, from 0.
+// computes in a thread of its own. All of a fixed set are waited for, so none of them counts as
+// streamed. Requests are named by their place, from 0.
 class HELM_API Generation {
  public:
   // Checks every request before the first starts; throws kInvalid, or kCapacity for a prompt that

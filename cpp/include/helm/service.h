@@ -106,8 +106,9 @@ class HELM_API Service {
   // there may be room where there was none. False if nothing runs that could end.
   bool wait_for_room(double seconds);
 
-  // What a step that decodes may take, as far as prompts that it computes make it longer; 0, as at
-  // first: 2.25 times one without prompts, at least 50 ms. As between_steps(); throws kInvalid.
+  // What a step that decodes for a streamed request may take, as far as prompts that it computes
+  // make it longer; 0, as at first: 2.25 times one without prompts, at least 50 ms. As
+  // between_steps(); throws kInvalid.
   void pace(double step_target_s);
   // Ends the requests that have not begun, each with this error. As between_steps().
   void refuse_waiting(const std::exception_ptr& why);

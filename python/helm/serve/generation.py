@@ -67,12 +67,16 @@ def choices_of(
 
 
 class Generation:
-    """Computes choices; `parts` gives what came, as it comes. Closing it cancels them."""
+    """Computes choices; `parts` gives what came, as it comes. Closing it cancels them. streamed:
+    whether the client reads it then."""
 
-    def __init__(self, serving: Serving, asked: Sequence[Asked], record: Record) -> None:
+    def __init__(
+        self, serving: Serving, asked: Sequence[Asked], record: Record, streamed: bool
+    ) -> None:
         self._serving = serving
         self._asked = asked
         self._record = record
+        self._streamed = streamed
         self._queue: asyncio.Queue[Part | Exception | None] = asyncio.Queue()  # None: a look
         self._quiet = False  # since the last look
         self._ends = asyncio.Event()  # set with what is the last of a choice
@@ -165,6 +169,7 @@ class Generation:
             tuple(job.stop_tokens),
             self._record.client,
             job.constraint,
+            self._streamed,
         )
         text = self._text(asked)
         stream = serving.backend.submit(request)

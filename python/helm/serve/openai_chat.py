@@ -247,7 +247,7 @@ class ChatAnswer:
         self._asked = asked
         self._record = record
         self._states = states
-        self._generation = Generation(serving, choices, record)
+        self._generation = Generation(serving, choices, record, asked.stream)
         self._texts = TokenTexts(serving.backend.tokenizer)
         kind = "chat.completion.chunk" if asked.stream else "chat.completion"
         self._head = record.head(kind, "chatcmpl", serving.name)

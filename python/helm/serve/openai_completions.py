@@ -110,7 +110,7 @@ class CompletionAnswer:
         self._record = record
         self._states = states
         self._choices = choices
-        self._generation = Generation(serving, choices, record)
+        self._generation = Generation(serving, choices, record, asked.stream)
         self._texts = TokenTexts(serving.backend.tokenizer)
         self._head = record.head("text_completion", "cmpl", serving.name)
 

@@ -133,7 +133,7 @@ class AsyncLLM:
         single, many = split_prompts(prompts)
         jobs = [self.prompts.job(prompt, i, params) for i, prompt in many]
         check_results(jobs, self.vocab_size)
-        streams = [self._start(job) for job in jobs]
+        streams = [self._start(job, streamed=False) for job in jobs]
         try:
             results = [await stream.rest(raises=single) for stream in streams]
         finally:
@@ -211,13 +211,14 @@ class AsyncLLM:
         check_results([job], self.vocab_size)
         return self._start(job)
 
-    def _start(self, job: Job) -> AsyncTextStream:
+    def _start(self, job: Job, streamed: bool = True) -> AsyncTextStream:
         request = EngineRequest(
             job.tokens,
             job.max_tokens,
             job.sampling,
             tuple(job.stop_tokens),
             constraint=job.constraint,
+            streamed=streamed,
         )
         return AsyncTextStream(job, self.tokenizer, self.submit(request))
 

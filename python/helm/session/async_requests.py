@@ -101,6 +101,7 @@ class Inlet:
             request.sampling,
             request.constraint,
             request.client,
+            request.streamed,
         )
         stream = RequestStream(self, request)
         (stream._id,) = self._service.submit([native], self._outbox, more=True)

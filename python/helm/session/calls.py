@@ -18,9 +18,16 @@ from helm.text.tokenizer import Tokenizer
 
 
 class Call:
-    """Jobs submitted together. `advance` gives the text pieces as they come; `cancel` ends it."""
+    """Jobs submitted together. `take` gives the text pieces as they come; `cancel` ends it.
+    streamed: whether somebody reads them then."""
 
-    def __init__(self, service: Service, tokenizer: Tokenizer | None, jobs: Sequence[Job]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        tokenizer: Tokenizer | None,
+        jobs: Sequence[Job],
+        streamed: bool = True,
+    ) -> None:
         from helm import _helm
 
         self.outputs = [output_of(job, tokenizer) for job in jobs]
@@ -28,7 +35,7 @@ class Call:
         self._outbox = _helm.Outbox()
         self._events: deque[Any] = deque()  # that have come and are not taken
         self._timings = [Timings()] * len(jobs)
-        self._ids = service.submit([native_request(job) for job in jobs], self._outbox)
+        self._ids = service.submit([native_request(job, streamed) for job in jobs], self._outbox)
         self._places = {request: place for place, request in enumerate(self._ids)}
 
     @property
@@ -94,7 +101,7 @@ def run(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[tuple[Completion, Exception | None]]:
     """The result of each job, with what it failed with. progress: called with (jobs done, jobs)."""
-    call = Call(service, tokenizer, jobs)
+    call = Call(service, tokenizer, jobs, streamed=False)
     try:
         while True:
             for _ in call.take():

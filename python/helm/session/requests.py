@@ -15,6 +15,8 @@ class EngineRequest:
     tokens: the whole context so far, checked to fit. max_tokens: new tokens at most. sampling:
     resolved; its stop strings are the caller's business. stop_tokens: ids that end the output.
     client: whose request it is. constraint: what the output must obey, see helm.text.structured.
+    streamed: whether somebody reads its tokens as they come; prompts are paced beside such
+    requests alone.
     """
 
     tokens: list[int]
@@ -23,6 +25,7 @@ class EngineRequest:
     stop_tokens: tuple[int, ...]
     client: int = 0
     constraint: object | None = None
+    streamed: bool = True
 
 
 @dataclass

@@ -124,8 +124,8 @@ class Service:
         self._native.check()
 
     def pace(self, step_target_s: float) -> None:
-        """Sets what a step that decodes may take, as far as prompts that it computes beside make it
-        longer; 0: 2.25 times one without prompts, at least 50 ms."""
+        """Sets what a step that decodes for a streamed request may take, as far as prompts that it
+        computes beside make it longer; 0: 2.25 times one without prompts, at least 50 ms."""
         self._native.pace(step_target_s)
 
     def drain(self) -> None:
@@ -166,9 +166,11 @@ class Service:
         return bool(stats["running"] + stats["waiting"])
 
 
-def native_request(job: Job) -> Any:
-    """A job as the runtime takes it."""
-    return request_of(job.tokens, job.max_tokens, job.stop_tokens, job.sampling, job.constraint)
+def native_request(job: Job, streamed: bool) -> Any:
+    """A job as the runtime takes it; streamed: whether somebody reads its tokens as they come."""
+    return request_of(
+        job.tokens, job.max_tokens, job.stop_tokens, job.sampling, job.constraint, streamed=streamed
+    )
 
 
 def request_of(
@@ -178,9 +180,10 @@ def request_of(
     sampling: SamplingParams,
     constraint: Any = None,
     client: int = 0,
+    streamed: bool = True,
 ) -> Any:
     """A request of the runtime; sampling: resolved. constraint: see helm.text.structured. client:
-    whose request it is."""
+    whose request it is. streamed: whether somebody reads its tokens as they come."""
     from helm import _helm
     from helm.text.structured import Constraint
 
@@ -206,4 +209,5 @@ def request_of(
         constraint=None if constraint is None else constraint.start(),
         priority=sampling.priority,
         key=client,
+        streamed=streamed,
     )

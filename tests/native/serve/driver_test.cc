@@ -18,10 +18,11 @@ using helm::Pacer;
 using helm::test::token_ids;
 
 std::unique_ptr<helm::Active> request_of(const Engine& engine, helm::RequestId id, int64_t prompt,
-                                         int64_t max_tokens) {
+                                         int64_t max_tokens, bool streamed = true) {
   helm::Request request;
   request.prompt = token_ids(prompt, static_cast<int32_t>(id));
   request.max_tokens = max_tokens;
+  request.streamed = streamed;
   return std::make_unique<helm::Active>(id, engine.plan(), std::move(request));
 }
 
@@ -64,6 +65,24 @@ TEST_CASE("a prompt beside decoding rows has as many rows as the pacer gives it"
     CHECK(computed(*engine, driver, 0) == 41);
     CHECK(computed(*engine, driver, 1) == (target_s < 1 ? Pacer::kLeastRows : 100));
   }
+}
+
+TEST_CASE("prompts are paced beside requests that are streamed alone") {
+  helm::test::TinyShape shape;
+  shape.step_tokens = 128;
+  const auto engine = helm::test::tiny_engine(helm::test::tiny_model(shape));
+  Driver driver(*engine, nullptr);
+  driver.pace(1e-9);
+  driver.add(request_of(*engine, 0, 40, 50, false));
+  REQUIRE(driver.step());
+  driver.add(request_of(*engine, 1, 60, 2));
+  REQUIRE(driver.step());
+  CHECK(computed(*engine, driver, 1) == 60);  // its own tokens are awaited, none of another
+  driver.add(request_of(*engine, 2, 60, 2, false));
+  REQUIRE(driver.step());
+  CHECK(computed(*engine, driver, 2) == Pacer::kLeastRows);
+  REQUIRE(driver.step());  // after which the streamed one has ended
+  CHECK(computed(*engine, driver, 2) == 60);
 }
 
 TEST_CASE("a far row waits where it does not pay, but no longer than its bound") {
