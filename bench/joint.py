@@ -7,9 +7,10 @@ requests where nothing of them may leave, so that they wait and are parked.
     python bench/joint.py --held 8                         # all of them fit: nothing may be lost
 
 All blocks lie on a simulated accelerator of one thread, beside one of the CPU. Rounds are
-interleaved. The machine is measured before and after each way, whose steady rate is predicted from
-that; tokens count from when the first request ends until fewer are left. Before anything is timed,
-tokens must be those of the CPU alone in both ways.
+interleaved. The machine is measured around each way. What is predicted is the median of what these
+measurements say: shared machines have moments of other speeds. Tokens count from when the first
+request ends until fewer are left. Before anything is timed, tokens must be those of the CPU alone
+in both ways.
 """
 
 from __future__ import annotations
@@ -152,28 +153,24 @@ def verify(
 
 def measured(model: Model, work: tuple[int, int], args: argparse.Namespace) -> dict[str, Any]:
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
-    expected: dict[str, list[float]] = {way: [] for way in WAYS}
     used: Counter[str] = Counter()
+    profiles = [profile_now(args)]
     for number in range(args.rounds):
-        profile = profile_now(args)
-        planned = plans(model, profile, prices_of(model, profile, work, args), work, args)
+        prices = prices_of(model, profiles[-1], work, args)
+        planned = plans(model, profiles[-1], prices, work, args)
         engines = {way: model.load(plan, args.device) for way, plan in planned.items()}
         if number == 0:
             verify(model, engines, work, args)
         for way in WAYS if number % 2 else reversed(WAYS):
-            before = prices_of(model, profile_now(args), work, args)
             run = generated(engines[way], work, args.requests * args.waves)
-            after = prices_of(model, profile_now(args), work, args)
+            profiles.append(profile_now(args))
             rates[way].append(run.steady_rate(args.requests))
-            around = [predicted(prices, work, args)[way] for prices in (before, after)]
-            expected[way].append(statistics.mean(around))
-            print(
-                f"{work[0]}/{work[1]} {way}: {rates[way][-1]:.1f} tokens/s, "
-                f"predicted {around[0]:.1f} before, {around[1]:.1f} after",
-                file=sys.stderr,
-            )
+            print(f"{work[0]}/{work[1]} {way}: {rates[way][-1]:.1f} tokens/s", file=sys.stderr)
         used.update({name: engines["joint"].stats[name] for name in USED})
         del engines
+    each = [predicted(prices_of(model, profile, work, args), work, args) for profile in profiles]
+    expected = {way: [found[way] for found in each] for way in WAYS}
+    middle = statistics.median(expected["joint"])
     return {
         "prompt": work[0],
         "output": work[1],
@@ -181,7 +178,7 @@ def measured(model: Model, work: tuple[int, int], args: argparse.Namespace) -> d
         "predicted_tokens_per_s": expected,
         "ratios": divided(rates["joint"], rates["near"]),
         "predicted_ratios": divided(expected["joint"], expected["near"]),
-        "of_predicted": divided(rates["joint"], expected["joint"]),
+        "of_predicted": [rate / middle for rate in rates["joint"]],
         **used,
     }
 

@@ -6,11 +6,12 @@ while everything fits.
     python bench/long_context.py --device cuda --json out.json
 
 All blocks lie on the accelerator (--cpu-blocks moves some), whose KV pages take no more than those
-of --budget tokens; the rest is in host memory. In every round every site and context decodes,
-between two measurements of the machine. Before that greedy tokens of a short sequence, with pages
-that overflow, must be those of the CPU alone. The cache is filled with that of a short prompt again
-and again, which takes seconds where a prompt of 32K tokens takes minutes: values do not matter to
-speed. `--prefill N` also sends a prompt of N tokens through the overflow.
+of --budget tokens; the rest is in host memory. In every round every site and context decodes, with
+a measurement of the machine around each site. What is predicted is the median of what these say:
+shared machines have moments of other speeds. Before that greedy tokens of a short sequence, with
+pages that overflow, must be those of the CPU alone. The cache is filled with that of a short prompt
+again and again, which takes seconds where a prompt of 32K tokens takes minutes: values do not
+matter to speed. `--prefill N` also sends a prompt of N tokens through the overflow.
 
 On a simulated accelerator the same cores and memory serve both sides: figures say what moving and
 merging costs, nothing about a GPU.
@@ -61,8 +62,8 @@ PROBE_BYTES, PROBE_S = 1 << 29, 0.1
 @dataclass
 class Row:
     """bytes: weights and KV that a decode step must read on all devices. By round: seconds of a
-    step, those predicted from the machine's rates before and after, and the host's streaming rate
-    around it. device_bytes: the most that the accelerator ever held."""
+    step, and the host's streaming rate around it. predicted_s: by measurement of the machine.
+    device_bytes: the most that the accelerator ever held."""
 
     name: str
     context: int
@@ -79,9 +80,9 @@ class Row:
 
     @property
     def errors(self) -> list[float]:
-        """Of the predicted seconds, by round."""
-        pairs = zip(self.predicted_s, self.seconds, strict=True)
-        return [predicted / seconds - 1 for predicted, seconds in pairs]
+        """Of the predicted seconds' median, by round."""
+        predicted = statistics.median(self.predicted_s)
+        return [predicted / seconds - 1 for seconds in self.seconds]
 
 
 class Model:
@@ -202,43 +203,34 @@ def extension(model: Model, args: argparse.Namespace) -> list[Row]:
     """Round by round, each site's rows between two measurements of the machine, unless a profile is
     given: what other programs leave of it changes within seconds."""
     rows: dict[tuple[str, int], Row] = {}
-    after = measured(args)
+    profiles = [measured(args)]
     for done in range(args.rounds):
         for site in args.sites:
-            before = after
             if not done:
-                verify(model, before, site, args)
-            found = one_site(model, before, site, rows, args)
-            after = measured(args)
-            for row in found:
-                predict(row, model, (before, after), args)
+                verify(model, profiles[-1], site, args)
+            one_site(model, profiles[-1], site, rows, args)
+            profiles.append(measured(args))
+    for row in rows.values():
+        row.predicted_s = [predicted(model, profile, row, args) for profile in profiles]
     return list(rows.values())
 
 
-def predict(row: Row, model: Model, profiles: Sequence[Profile], args: argparse.Namespace) -> None:
-    """The mean of what the profiles say."""
+def predicted(model: Model, profile: Profile, row: Row, args: argparse.Namespace) -> float:
+    """Seconds of its step by what the profile says."""
     plan = model.on_cpu(max(args.contexts) + TOKENS, args.page_tokens)
-    budget = budget_bytes(plan, args)
-    row.predicted_s.append(statistics.mean(
-        model.on_both(plan, profile, row.name, budget, row.context)[1] for profile in profiles
-    ))  # fmt: skip
-    print(
-        f"{row.name} {row.context}: {row.seconds[-1] * 1e3:.1f} ms, "
-        f"predicted {row.predicted_s[-1] * 1e3:.1f}",
-        file=sys.stderr,
-    )
+    return model.on_both(plan, profile, row.name, budget_bytes(plan, args), row.context)[1]
 
 
 def one_site(
     model: Model, profile: Profile, site: str, rows: dict[tuple[str, int], Row],
     args: argparse.Namespace,
-) -> list[Row]:  # fmt: skip
+) -> None:  # fmt: skip
     """One round of its rows, measured."""
     plan = model.on_cpu(max(args.contexts) + TOKENS, args.page_tokens)
     budget = budget_bytes(plan, args)
     planned, _ = model.on_both(plan, profile, site, budget, max(args.contexts))
     engine = model.load(planned, args.device)
-    kept, found = _helm.PrefixCache(engine), []
+    kept = _helm.PrefixCache(engine)
     for context in sorted(args.contexts):
         with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
             path = Path(folder) / "cache.kv"
@@ -259,11 +251,10 @@ def one_site(
         row.read_bytes_per_s.append((before + after) / 2)
         row.device_bytes = max(row.device_bytes, stats["devices"][1]["peak_bytes"])
         row.evicted_blocks = stats["evicted_blocks"]
-        found.append(row)
+        print(f"{site} {context}: {seconds * 1e3:.1f} ms", file=sys.stderr)
         kept.close(sequence)
     if args.prefill:
         through_overflow(engine, planned, args.prefill)
-    return found
 
 
 def through_overflow(engine: Any, plan: Plan, tokens: int) -> None:
