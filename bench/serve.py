@@ -214,7 +214,8 @@ async def under_load(
         if not number:  # memory that is planned for KV becomes resident as it is used
             longest = Wanted(0.0, max(r[1] for r in rows), max(r[2] for r in rows))
             await asyncio.gather(*(client.ask(longest) for _ in range(places)))
-        mean = Wanted(0.0, round(statistics.mean(row[1] for row in rows)), min(128, context // 4))
+        prompt = round(statistics.mean(row[1] for row in rows))
+        mean = Wanted(0.0, prompt, context - prompt)
         steps_s = [await full_step_s(client, places, mean)]
         before = await metrics_of(served.port)
         begin = loop.time()
@@ -357,6 +358,7 @@ def main() -> None:
     parser.add_argument("model", help="a model, a shape of shapes.json, or bundled")
     parser.add_argument("--what", choices=("streams", "load", "long"), default="streams")
     parser.add_argument("--dtype", default="bf16", help="of a shape's random weights")
+    parser.add_argument("--layers", type=int, help="cut the shape to so many blocks")
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--context",
@@ -384,7 +386,7 @@ def main() -> None:
     args = parser.parse_args()
     model = None if args.model == "bundled" else args.model
     if args.model in SHAPES:
-        model = str(make_checkpoint(args.model, args.dtype, Path("bench/out")))
+        model = str(make_checkpoint(args.model, args.dtype, Path("bench/out"), args.layers))
     if args.what == "streams" and not args.context:
         args.context = PROMPT + args.tokens
     measure = {"streams": streams, "load": load, "long": long}[args.what]

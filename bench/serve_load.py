@@ -19,6 +19,7 @@ from typing import Any
 
 _MOST_TRIES = 5
 _LONGEST_S = 240.0  # that a client waits in all
+_FULL_GAPS = 32  # between tokens of each request, of the step at full concurrency
 _SETTLED_S = 30.0  # when the server's memory is first looked at
 
 
@@ -204,14 +205,28 @@ async def open_arrivals(
 
 async def full_step_s(client: Client, places: int, wanted: Wanted) -> float:
     """Median seconds between tokens while as many such requests decode as share steps, no prompt
-    beside them."""
-    answers = await asyncio.gather(*(client.ask(wanted) for _ in range(places)))
-    begin = max(answer.times_s[0] for answer in answers)
-    end = min(answer.times_s[-1] for answer in answers)
-    gaps = [gap for answer in answers for gap in answer.gaps_s(begin, end)]
-    if not gaps:
-        raise SystemExit(f"[bench] requests of {wanted.output} tokens end before others begin")
-    return statistics.median(gaps)
+    beside them: _FULL_GAPS of each, or as many as come before one ends. SystemExit if one ends
+    before another begins."""
+    begun = [client.begin(wanted) for _ in range(places)]
+    answers = [answer for answer, _ in begun]
+    tasks = [task for _, task in begun]
+
+    def gaps() -> list[list[float]]:
+        if not all(answer.times_s for answer in answers):
+            return [[]]
+        begin = max(answer.times_s[0] for answer in answers)
+        return [answer.gaps_s(begin, math.inf) for answer in answers]
+
+    while min(map(len, gaps())) < _FULL_GAPS and not any(task.done() for task in tasks):
+        await asyncio.sleep(0.05)
+    found = list(itertools.chain.from_iterable(gaps()))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    if not found:
+        errors = [answer.error for answer in answers if answer.error]
+        raise SystemExit(f"[bench] of {places} requests one ended before others began: {errors}")
+    return statistics.median(found)
 
 
 async def metrics_of(port: int) -> dict[str, float]:

@@ -113,9 +113,12 @@ def named_config(shape: str) -> tuple[str, dict]:
     return path.resolve().parent.name, config
 
 
-def make_checkpoint(shape: str, dtype: str, root: Path) -> Path:
-    """The folder of a checkpoint of `shape` in `dtype`, written unless it is already there."""
+def make_checkpoint(shape: str, dtype: str, root: Path, layers: int | None = None) -> Path:
+    """The folder of a checkpoint of `shape` in `dtype`, written unless it is already there. layers:
+    so many of its blocks."""
     name, config = named_config(shape)
+    if layers is not None:
+        name, config = f"{name}-{layers}-layers", {**config, "num_hidden_layers": layers}
     config = {**config, "torch_dtype": TORCH_DTYPE[dtype], "eos_token_id": []}
     folder = root / f"{name}-{dtype}"
     done = folder / "complete"
