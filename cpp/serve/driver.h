@@ -109,7 +109,8 @@ class Driver {
   void release(Active& active);
   void look();
   bool is_read() const;
-  int64_t prompt_rows(int64_t past) const;
+  int64_t prompt_rows(int64_t past, double waited_s = 0) const;
+  double longest_wait_s() const;
   std::vector<Draft> guess();
   bool submit(bool alone);
   void collect() noexcept;

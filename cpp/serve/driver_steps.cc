@@ -20,7 +20,8 @@ void Driver::look() {
     if (prompt == nullptr && !runner.decoding && runner.pending > 0) prompt = active;
   }
   const bool measures = is_read() && pacer_.measures();
-  snapshot_.prompt_rows = measures ? 0 : prompt_rows(prompt == nullptr ? 0 : prompt->held());
+  const int64_t past = prompt == nullptr ? 0 : prompt->held();
+  snapshot_.prompt_rows = measures ? 0 : prompt_rows(past, longest_wait_s());
 }
 
 // Whether somebody reads tokens of a request that decodes.
@@ -30,10 +31,21 @@ bool Driver::is_read() const {
   });
 }
 
-// Of prompts that go on behind `past` positions, in a step that decodes.
-int64_t Driver::prompt_rows(int64_t past) const {
-  const int64_t running = std::ssize(table_.running());
-  return is_read() ? pacer_.rows(past, running) : engine_.plan().limits.step_tokens;
+// Of prompts that go on behind `past` positions, in a step that decodes for those who have waited.
+int64_t Driver::prompt_rows(int64_t past, double waited_s) const {
+  if (!is_read()) return engine_.plan().limits.step_tokens;
+  return pacer_.rows(past, std::ssize(table_.running()), waited_s);
+}
+
+// Of tokens that somebody reads, of requests that were passed over.
+double Driver::longest_wait_s() const {
+  const double now_s = seconds_of(Clock::now());
+  double longest = 0;
+  for (const Active* active : table_.running()) {
+    if (!active->request.streamed || !active->decoding() || active->skips == 0) continue;
+    longest = std::max(longest, now_s - active->last_token_s());
+  }
+  return longest;
 }
 
 // For each row of the batch what may follow its tokens; no more than positions, tokens and rows are

@@ -88,12 +88,12 @@ double Pacer::target_s(int64_t running) const {
   return std::max(slowdown * full_s(running), kLeastTarget_s);
 }
 
-int64_t Pacer::rows(int64_t past, int64_t running) const {
+int64_t Pacer::rows(int64_t past, int64_t running, double waited_s) const {
   const double steps = products_[0][0];
   if (steps == 0) return std::min(kFirstRows, most_rows_);
   const auto [step_s, row_s, pair_s] = cost_s_;
   const double behind_s = std::max(row_s + pair_s * static_cast<double>(past), 1e-12);  // a row
-  const double target_s = this->target_s(running) / correction_;
+  const double target_s = (this->target_s(running) - waited_s) / correction_;
   // step_s + behind_s n + pair_s n^2 / 2 = target_s
   const double left_s = std::max(0.0, target_s - step_s);
   const double fitting =

@@ -35,17 +35,18 @@ class Pacer {
   void aim(double target_s) { target_s_ = target_s; }
   // A step took so long.
   void note(int64_t decode_rows, const PromptWork& prompts, double seconds);
-  // As many as fit the target behind `past` positions of a prompt, while so many requests run. It
-  // gets half of the speed that it has alone there at least: where a step reads more for prompts,
-  // many.
-  int64_t rows(int64_t past, int64_t running) const;
+  // As many as fit the target behind `past` positions of a prompt, while so many requests run, for
+  // tokens that have waited for so long. It gets half of the speed that it has alone there at
+  // least: where a step reads more for prompts, many.
+  int64_t rows(int64_t past, int64_t running, double waited_s = 0) const;
   // Whether the next step that decodes had better have no prompt, to tell what one without takes,
   // where the target depends on it: none was seen yet, or none for long while prompts kept coming.
   bool measures() const;
 
   // So that the slowest of a hundred tokens wait for kMostSlowdown times as long as the others at
-  // most. They lie kTail mean deviations above the mean, if deviations are normal.
-  static constexpr double kSlowdown = 2.25, kMostSlowdown = 2.5, kTail = 3, kLeastTarget_s = 0.05;
+  // most: they lie kTail mean deviations above the mean, some more than normal ones, as machines
+  // are slow now and then.
+  static constexpr double kSlowdown = 2.25, kMostSlowdown = 2.5, kTail = 3.5, kLeastTarget_s = 0.05;
   static constexpr int64_t kLeastRows = 4;
   static constexpr int64_t kFirstRows = 64;  // before a prompt was seen
   // Steps with prompts in a row, before one without: while others decode than in the last one

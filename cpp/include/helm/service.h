@@ -107,8 +107,8 @@ class HELM_API Service {
   bool wait_for_room(double seconds);
 
   // What a step that decodes for a streamed request may take, as far as prompts that it computes
-  // make it longer; 0, as at first: 2.25 times one without prompts, at least 50 ms. As
-  // between_steps(); throws kInvalid.
+  // make it longer; 0, as at first: 2.25 times one without prompts in which all that run decode, at
+  // least 50 ms. As between_steps(); throws kInvalid.
   void pace(double step_target_s);
   // Ends the requests that have not begun, each with this error. As between_steps().
   void refuse_waiting(const std::exception_ptr& why);

@@ -125,7 +125,8 @@ class Service:
 
     def pace(self, step_target_s: float) -> None:
         """Sets what a step that decodes for a streamed request may take, as far as prompts that it
-        computes beside make it longer; 0: 2.25 times one without prompts, at least 50 ms."""
+        computes beside make it longer; 0: 2.25 times one without prompts in which all that run
+        decode, at least 50 ms."""
         self._native.pace(step_target_s)
 
     def drain(self) -> None:

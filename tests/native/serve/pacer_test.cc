@@ -93,6 +93,11 @@ TEST_CASE("a step with a prompt takes 2.25 times one without") {
     const int64_t rows = settled(machine, pacer, whole);
     CHECK(machine.seconds(rows) == doctest::Approx(0.18).epsilon(0.05));
   }
+  // Fewer for tokens that have waited.
+  Pacer late(512, false);
+  settled(machine, late, true);
+  CHECK(machine.seconds(late.rows(0, 4, 0.06)) == doctest::Approx(0.12).epsilon(0.05));
+  CHECK(late.rows(0, 4, 1) == Pacer::kLeastRows);
   // Fewer rows where steps take unlike times, so that the slowest take no longer.
   Pacer noisy(512, false);
   settled(machine, noisy, true, 0.5);
