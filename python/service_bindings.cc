@@ -227,7 +227,8 @@ void bind_service(nb::module_& m) {
       .def("wait_for_room", &PyService::wait_for_room, "seconds"_a,
            "Waits until a request ends; False if none is open.")
       .def("pace", &PyService::pace, "step_target_s"_a,
-           "Sets what a step that decodes may take beside prompts; 0: 2.25 times one without them.")
+           "Sets what a step that decodes for a streamed request may take beside prompts; 0: 2.25\n"
+           "times one without them in which all that run decode.")
       .def("exclusively", &PyService::exclusively, "call"_a,
            "Calls between two steps; meanwhile the engine is the caller's alone.")
       .def("open", &PyService::open, "prompt"_a, "capacity"_a,

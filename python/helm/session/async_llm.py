@@ -109,8 +109,9 @@ class AsyncLLM:
         return inlet.submit(request)
 
     def pace(self, step_target_s: float) -> None:
-        """Sets what a step that decodes may take, as far as prompts that it computes beside make it
-        longer; 0, as at first: 2.25 times one without prompts, at least 50 ms."""
+        """Sets what a step that decodes for a streamed request may take, as far as prompts that it
+        computes beside make it longer; 0, as at first: 2.25 times one without prompts in which all
+        that run decode, at least 50 ms."""
         self._llm._open_service().pace(step_target_s)
 
     def stats(self) -> dict[str, float]:
