@@ -75,6 +75,16 @@ def test_one_that_leaves_the_queue_is_never_computed() -> None:
         assert len(backend.requests) == 1
 
 
+def test_the_engine_knows_whose_tokens_are_read_as_they_come() -> None:
+    backend = ScriptedBackend(says("Hello."))
+    with served(backend) as (url, _):
+        for stream in (True, False):
+            post(url, {"messages": HELLO, "stream": stream}).raise_for_status()
+            body = {"prompt": "Hello", "stream": stream}
+            post(url, body, "/v1/completions").raise_for_status()
+    assert [request.streamed for request in backend.requests] == [True, True, False, False]
+
+
 def test_no_more_run_at_once_than_there_are_places() -> None:
     backend = ScriptedBackend(says("Hello there, you"), 0.005, concurrency=3)
     with served(backend) as (url, _), concurrent.futures.ThreadPoolExecutor(20) as pool:

@@ -99,6 +99,27 @@ def test_streams_of_one_thread_share_steps(llm: helm.LLM) -> None:
     assert steps(llm) - before <= 30 + 4
 
 
+def test_prompts_are_paced_beside_streams_alone(llm: helm.LLM) -> None:
+    """The second prompt does not fit the first's step, and is computed beside its tokens."""
+    service = llm._service
+    assert service is not None
+    prompts = [[token] * 400 for token in (5, 6)]
+    assert len(prompts) * 400 > llm.plan.limits.step_tokens
+    service.pace(1e-9)
+    try:
+        before = steps(llm)
+        expected = [c.tokens for c in generating(llm, prompts, max_tokens=100)()]
+        unread = steps(llm) - before
+        with held(llm, requests=2):
+            streams = [llm.stream(prompt, max_tokens=100, ignore_eos=True) for prompt in prompts]
+        found = [[token for chunk in stream for token in chunk.tokens] for stream in streams]
+    finally:
+        service.pace(0)
+    assert found == expected
+    streamed = steps(llm) - before - unread
+    assert streamed >= unread + 50  # of 72, each with four of 288 tokens of the second prompt
+
+
 def test_a_call_that_cannot_start_fails_alone(llm: helm.LLM) -> None:
     good = generating(llm, PROMPT, max_tokens=10)
     expected = good().tokens
