@@ -151,6 +151,8 @@ class PageAttention {
  public:
   PageAttention(const Bindings& b, KvLayer layer, const AttentionShape& shape, int64_t worker_bytes)
       : shape_(shape),
+        group_(shape.group()),
+        partial_floats_(Partial::floats(group_, shape.head_dim)),
         layer_(layer),
         kernels_(b.kernels),
         scratch_(b.scratch),
@@ -283,13 +285,11 @@ class PageAttention {
             block + 1 == here.count()};
   }
 
-  // The partial of a piece of a step in which every run has one token. Where it was merged or
-  // handed out at once, its sum says so: no sum is negative.
+  // The partial of a piece of a step in which every run has one token. Where pieces were merged or
+  // handed out at once, the sum of the first of them says how many, below zero: no sum is.
   Partial decode_partial(int64_t item) const {
-    return Partial::at(partials_ + item * Partial::floats(shape_.group(), shape_.head_dim),
-                       shape_.group());
+    return Partial::at(partials_ + item * partial_floats_, group_);
   }
-  static constexpr float kDone = -1;
 
   // Every run has one token: pieces of (run, KV head, page), so that one long sequence occupies all
   // members. Who has the first page of a (run, KV head) merges what follows at once, as far as it
@@ -299,9 +299,9 @@ class PageAttention {
     int64_t items = 0;
     for (const SequenceRun& run : step.runs) items += blocks(run, 0, 1).count() * shape_.kv_heads;
     const Team::Part own = team.part(items);
-    const Partial page = Partial::at(
-        reinterpret_cast<float*>(scratch_[static_cast<size_t>(team.worker())]), shape_.group());
-    int64_t first = 0, next = -1;  // piece of what this member merges at once
+    const Partial page =
+        Partial::at(reinterpret_cast<float*>(scratch_[static_cast<size_t>(team.worker())]), group_);
+    int64_t first = 0, next = -1;  // of the pieces that this member merges at once
     team.parallel_for(items, 1, [&](int64_t begin, int64_t end) {
       for (int64_t item = begin; item < end; ++item) {
         const DecodePiece piece = decode_piece(step, item);
@@ -311,18 +311,20 @@ class PageAttention {
           after = span(later.run, later.head, 0, 1, later.block);
         }
         if (piece.first) first = next = item;
-        const bool merges = item == next;
-        if (merges) next = piece.last ? -1 : item + 1;
-        const bool waits = kParts == Parts::kTotal ? piece.first || !merges : !merges;
-        const Partial out = waits ? decode_partial(item) : page;
-        attend_page(piece.run, piece.head, 0, 1, piece.block, after, out, team.worker());
-        if (waits) continue;
+        const bool goes_on = item == next;
+        if (goes_on) next = piece.last ? -1 : item + 1;
+        // The total is where the first piece is.
+        const bool now = goes_on && (kParts == Parts::kEachPage || !piece.first);
+        attend_page(piece.run, piece.head, 0, 1, piece.block, after,
+                    now ? page : decode_partial(item), team.worker());
+        if (!now) continue;
         if constexpr (kParts == Parts::kTotal) {
-          merge(decode_partial(first), page, shape_.group());
+          merge(decode_partial(first), page, group_);
         } else {
           deliver(piece.run, piece.head, 0, 1, page);
         }
-        decode_partial(item).s[0] = kDone;
+        const int64_t begun = kParts == Parts::kTotal ? first + 1 : first;
+        decode_partial(begun).s[0] = static_cast<float>(begun - item - 1);
       }
     });
     team.barrier();
@@ -346,17 +348,19 @@ class PageAttention {
     first += head * count;
     for (int64_t i = first; i < first + count; ++i) {
       const Partial page = decode_partial(i);
-      if (page.s[0] == kDone) continue;
-      if constexpr (kParts == Parts::kEachPage) {
+      if (page.s[0] < 0) {
+        i -= static_cast<int64_t>(page.s[0]) + 1;
+      } else if constexpr (kParts == Parts::kEachPage) {
         deliver(run, head, 0, 1, page);
       } else if (i > first) {
-        merge(decode_partial(first), page, shape_.group());
+        merge(decode_partial(first), page, group_);
       }
     }
     if constexpr (kParts == Parts::kTotal) deliver(run, head, 0, 1, decode_partial(first));
   }
 
   AttentionShape shape_;
+  int64_t group_, partial_floats_;  // of it, and of a (run, KV head, page)
   KvLayer layer_;
   const KernelTable& kernels_;
   const std::vector<std::byte*>& scratch_;
