@@ -214,7 +214,9 @@ def main() -> None:
     parser.add_argument("--step-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1, help="of the CPU")
     parser.add_argument("--device", default=SIM)
-    parser.add_argument("--profile", help="a profile with this device (default: measured once)")
+    parser.add_argument(
+        "--profile", help="a profile with this device (default: measured around each way)"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write what was measured there")
     args = parser.parse_args()

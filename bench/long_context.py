@@ -210,15 +210,13 @@ def extension(model: Model, args: argparse.Namespace) -> list[Row]:
                 verify(model, profiles[-1], site, args)
             one_site(model, profiles[-1], site, rows, args)
             profiles.append(measured(args))
-    for row in rows.values():
-        row.predicted_s = [predicted(model, profile, row, args) for profile in profiles]
-    return list(rows.values())
-
-
-def predicted(model: Model, profile: Profile, row: Row, args: argparse.Namespace) -> float:
-    """Seconds of its step by what the profile says."""
     plan = model.on_cpu(max(args.contexts) + TOKENS, args.page_tokens)
-    return model.on_both(plan, profile, row.name, budget_bytes(plan, args), row.context)[1]
+    budget = budget_bytes(plan, args)
+    for row in rows.values():
+        row.predicted_s = [
+            model.on_both(plan, profile, row.name, budget, row.context)[1] for profile in profiles
+        ]
+    return list(rows.values())
 
 
 def one_site(
@@ -359,7 +357,9 @@ def main() -> None:
     parser.add_argument("--sites", nargs="+", choices=SITES, default=list(SITES))
     parser.add_argument("--device", default=SIM)
     parser.add_argument("--threads", type=int, help="of the CPU (default: one per core)")
-    parser.add_argument("--profile", help="a profile with this device (default: measured once)")
+    parser.add_argument(
+        "--profile", help="a profile with this device (default: measured around each site)"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prefill", type=int, metavar="N", help="also a prompt of N tokens")
     parser.add_argument("--cost", action="store_true", help="what paging costs while all fits")
