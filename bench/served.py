@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import subprocess
 import sys
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from helm.base.sizes import parse_size
+from helm.machine.devices import open_accelerator
+from partitioned import profile_of
 
+SLOWER_PRODUCTS = 10
 _NAMES = ("context", "threads", "profile", "page_tokens")  # of options that are passed on
 
 
@@ -49,6 +53,27 @@ class Served:
         if self._process.wait(60) != 0:
             self._log.seek(0)
             raise SystemExit(f"[bench] the server failed:\n{self._log.read()[-3000:]}")
+
+
+def save_offloading_profile(args: argparse.Namespace, folder: str) -> str:
+    """Measures the machine, and saves its rates with products on the CPU SLOWER_PRODUCTS times
+    slower: all layers lie on the accelerator then, and what the CPU attends to keeps its price.
+    Returns the file."""
+    profile = profile_of(open_accelerator(args.device), args, args.threads)
+    cpu = profile.cpu
+    slower = dataclasses.replace(
+        cpu,
+        matvec_bytes_per_s={
+            k: rate / SLOWER_PRODUCTS for k, rate in cpu.matvec_bytes_per_s.items()
+        },
+        matmul_flops={
+            k: {rows: rate / SLOWER_PRODUCTS for rows, rate in rates.items()}
+            for k, rates in cpu.matmul_flops.items()
+        },
+    )
+    path = Path(folder) / "profile.json"
+    path.write_text(dataclasses.replace(profile, cpu=slower).to_json())
+    return str(path)
 
 
 def plan_options(args: argparse.Namespace) -> dict[str, Any]:

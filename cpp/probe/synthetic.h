@@ -19,7 +19,7 @@ inline constexpr int64_t kKvHeads = 2;
 inline constexpr int64_t kMostKvHeads = 32;
 inline constexpr int64_t kMostGroup = 64;  // query heads per KV head
 inline constexpr int64_t kHeadDim = 128;
-inline constexpr int64_t kPageTokens = 512;
+inline constexpr int64_t kPageTokens = 128;  // of serving; where pages end rates are less
 inline constexpr int64_t kMostTokens = 4096;
 
 inline constexpr int64_t kHandovers = 3;  // ops in a round of add_handovers
