@@ -4,8 +4,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "tiny_model.h"
@@ -118,6 +120,33 @@ TEST_CASE("a far row waits where it does not pay, but no longer than its bound")
       // Of three others at most one is due before it.
       CHECK(most >= 1);
       CHECK(most <= ModeChooser::kMostSkips + 3);
+    }
+  }
+}
+
+TEST_CASE("tokens that were passed over shorten the prompts of their step") {
+  const auto passed_over = [](const helm::Active* active) {
+    return active->decoding() && active->skips > 0;
+  };
+  for (const bool waits : {true, false}) {
+    CAPTURE(waits);
+    const auto engine = engine_with_sides(10);
+    Driver driver(*engine, nullptr, {}, {8});
+    driver.pace(1e-9);
+    for (helm::RequestId id = 0; id < 3; ++id) driver.add(request_of(*engine, id, 9, 60));
+    REQUIRE(driver.step());
+    driver.add(request_of(*engine, 3, 80, 2));
+    while (std::ranges::none_of(driver.table().running(), passed_over)) REQUIRE(driver.step());
+    const int64_t before = computed(*engine, driver, 3);
+    REQUIRE(before < 80 - 2 * Pacer::kLeastRows);  // there is something left to be shortened
+    driver.pace(0.5);                              // far more than a step takes
+    if (waits) std::this_thread::sleep_for(std::chrono::milliseconds(550));
+    REQUIRE(driver.step());
+    const int64_t rows = computed(*engine, driver, 3) - before;
+    if (waits) {
+      CHECK(rows == Pacer::kLeastRows);
+    } else {
+      CHECK(rows > Pacer::kLeastRows);
     }
   }
 }
