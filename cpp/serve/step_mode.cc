@@ -143,8 +143,11 @@ ModeChoice ModeChooser::choose(const ModeSnapshot& snapshot) {
     now.load.outputs += prompt.output ? 1 : 0;
     now.progress += static_cast<double>(prompt.tokens) / static_cast<double>(prompt.whole);
   }
+  const double without_s =
+      predictor_.corrected_s(StepMode::kNear, predictor_.seconds(StepMode::kNear, now.load));
   const auto late = [&](size_t i) {
-    return snapshot.usual_s > 0 && snapshot.rows[i].waited_s > kMostWait * snapshot.usual_s;
+    const double waits_s = snapshot.rows[i].waited_s + without_s;
+    return snapshot.usual_s > 0 && waits_s > kMostWait * snapshot.usual_s;
   };
   const auto urgency = [&](size_t i) {
     const int64_t skips = snapshot.rows[i].skips;

@@ -4,9 +4,9 @@
 // Of near, joint and split that one runs whose tokens per second are most; a prompt counts as a
 // token by the share of it that the step computes. Where no mode reaches the rate of the last
 // steps, each second that a step takes costs the tokens of that rate: else slow steps would take in
-// rows that cost more there than elsewhere. Nobody waits for long: far rows that waited for
-// kMostWait times the usual time between tokens are in the next step. So is, one in each, a row
-// that was passed over kMostSkips times.
+// rows that cost more there than elsewhere. Nobody waits for long: a step passes over no far row
+// that would have waited at its end for more than kMostWait times the usual time between tokens. A
+// row that was passed over kMostSkips times is in the next step, one in each.
 #pragma once
 
 #include <bitset>
@@ -78,11 +78,11 @@ class ModeChooser {
   const Predictor& predictor() const { return predictor_; }
 
   static constexpr int64_t kMostSkips = Predictor::kMostSkips;
-  static constexpr double kMostWait = 0.75;  // and then the step that it is in
-  static constexpr double kEnough = 0.99;    // of the most that far requests may bring
-  static constexpr double kPays = 0.97;      // near requests alone bring less than that of it
-  static constexpr double kStay = 0.995;     // of the best's progress keeps the last step's mode
-  static constexpr double kLatest = 0.2;     // weight of the last step in the rate
+  static constexpr double kMostWait = 1;   // and then the step that it is in
+  static constexpr double kEnough = 0.99;  // of the most that far requests may bring
+  static constexpr double kPays = 0.97;    // near requests alone bring less than that of it
+  static constexpr double kStay = 0.995;   // of the best's progress keeps the last step's mode
+  static constexpr double kLatest = 0.2;   // weight of the last step in the rate
 
  private:
   struct Situation;

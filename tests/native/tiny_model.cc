@@ -378,7 +378,7 @@ TinyShape cut_shape() {
 
 TinyModel tiny_model(const TinyShape& shape) {
   const TinyModel model = TinyModelBuilder(shape).build();
-  return shape.far_position_s > 0 ? model.with("/predictor", step_times(shape)) : model;
+  return shape.far_position_steps > 0 ? model.with("/predictor", step_times(shape)) : model;
 }
 
 std::vector<float> data_of(const TinyModel& model, const TensorSpec& tensor) {

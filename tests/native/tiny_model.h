@@ -80,9 +80,9 @@ struct TinyShape {
   std::vector<std::string> visiting = {};
   std::string overflow = "stream";
   double watermark = 0.8;
-  // What the plan's tables say that the CPU takes for a position of a far row, beside 1 s for all
-  // else of a step; 0: there are none.
-  double far_position_s = 0;
+  // What the plan's tables say that the CPU takes for a position of a far row, in times of a step
+  // without it; 0: there are none.
+  double far_position_steps = 0;
   std::vector<TinyCut> cuts = {};  // by layer, or of the first ones
   int64_t cut_rows = 0;            // of the head, on the CPU; 0: it is not cut
   bool cut_on_cpu = false;         // all that is cut lies on the CPU

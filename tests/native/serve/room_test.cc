@@ -61,9 +61,9 @@ TinyShape on_both_sides(int64_t groups, double watermark) {
 }
 
 // The same with tables, by which far rows wait or do not.
-TinyShape with_modes(int64_t groups, double far_position_s) {
+TinyShape with_modes(int64_t groups, double far_position_steps) {
   TinyShape shape = on_both_sides(groups, 1);
-  shape.far_position_s = far_position_s;
+  shape.far_position_steps = far_position_steps;
   return shape;
 }
 
