@@ -46,7 +46,7 @@ class Pacer {
   // So that the slowest of a hundred tokens wait for kMostSlowdown times as long as the others at
   // most: they lie kTail mean deviations above the mean, some more than normal ones, as machines
   // are slow now and then.
-  static constexpr double kSlowdown = 2.25, kMostSlowdown = 2.5, kTail = 4, kLeastTarget_s = 0.05;
+  static constexpr double kSlowdown = 2.25, kMostSlowdown = 2.5, kTail = 3.5, kLeastTarget_s = 0.05;
   static constexpr int64_t kLeastRows = 4;
   static constexpr int64_t kFirstRows = 64;  // before a prompt was seen
   // Steps with prompts in a row, before one without: while others decode than in the last one
