@@ -11,8 +11,8 @@ namespace {
 constexpr double kKept = 0.98;         // weight of earlier steps in the costs, with each step
 constexpr double kLatestRatio = 0.15;  // of the last step in the correction
 constexpr double kLatestDeviation = 0.05;
-constexpr double kLatestDecode = 0.1;  // and in the seconds of those without prompts, in a row
-constexpr int kSweeps = 16;            // through the costs, with each step
+constexpr double kLatestDecode = 0.015;  // and in what is known of those without prompts, in a row
+constexpr int kSweeps = 16;              // through the costs, with each step
 // What every step takes, and what pairs take, is told from rows by steps that differ in these by
 // more than noise: some 3 %.
 constexpr double kNoise = 0.03 * 0.03;
@@ -27,11 +27,13 @@ void Pacer::note(int64_t decode_rows, const PromptWork& prompts, double seconds)
   if (!(seconds > 0)) return;
   if (prompts.rows == 0) {
     if (decode_rows == 0) return;
-    // Those before count less, the longer ago they were.
-    const double kept =
-        decode_s_ == 0 ? 0 : std::pow(1 - kLatestDecode, 1.0 + static_cast<double>(since_));
+    // Those before count less, the longer ago they were; the first ones alike.
+    const double kept = std::min(std::pow(1 - kLatestDecode, 1.0 + static_cast<double>(since_)),
+                                 static_cast<double>(without_) / static_cast<double>(without_ + 1));
     decode_s_ = kept * decode_s_ + (1 - kept) * seconds;
+    mean_rows_ = kept * mean_rows_ + (1 - kept) * static_cast<double>(decode_rows);
     decode_rows_ = latest_rows_ = decode_rows;
+    ++without_;
     since_ = 0;
     return;
   }
@@ -75,11 +77,11 @@ bool Pacer::measures() const {
   return decode_s_ == 0 || since_ >= (latest_rows_ == decode_rows_ ? kMostAlike : kMostUnlike);
 }
 
-// A row more costs what one of a prompt costs, but no more than those of the last step on average.
+// A row more costs what one of a prompt costs, but no more than others do on average.
 double Pacer::full_s(int64_t running) const {
-  const auto more = static_cast<double>(running - decode_rows_);
-  if (decode_rows_ == 0 || more <= 0) return decode_s_;
-  return decode_s_ + more * std::min(cost_s_[1], decode_s_ / static_cast<double>(decode_rows_));
+  const double more = static_cast<double>(running) - mean_rows_;
+  if (without_ == 0 || more <= 0) return decode_s_;
+  return decode_s_ + more * std::min(cost_s_[1], decode_s_ / mean_rows_);
 }
 
 double Pacer::target_s(int64_t running) const {

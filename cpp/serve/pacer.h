@@ -73,7 +73,8 @@ class Pacer {
   Terms cost_s_ = {};
   double correction_ = 1;  // of what these say, by the last steps
   double deviation_ = 0;   // from what they say so, as a share: the mean of what it is
-  double decode_s_ = 0;    // of a step without prompts, lately
+  int64_t without_ = 0;    // steps without prompts
+  double decode_s_ = 0, mean_rows_ = 0;        // what they take and have, lately
   int64_t decode_rows_ = 0, latest_rows_ = 0;  // of the last one, of the last step
   int64_t since_ = 0;                          // steps with prompts since the last one
   int64_t most_rows_;

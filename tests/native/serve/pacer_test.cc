@@ -98,6 +98,13 @@ TEST_CASE("a step with a prompt takes 2.25 times one without") {
   settled(machine, late, true);
   CHECK(machine.seconds(late.rows(0, 4, 0.06)) == doctest::Approx(0.12).epsilon(0.05));
   CHECK(late.rows(0, 4, 1) == Pacer::kLeastRows);
+  // One step without prompts that was disturbed changes little.
+  Pacer calm(512, false);
+  const double usual_s = machine.seconds(settled(machine, calm, true));
+  Clock steps(machine, calm);
+  for (int64_t i = 0; i < Pacer::kMostUnlike; ++i) steps.chunk(4, 0, calm.rows(0, 4));
+  calm.note(4, {}, 2 * machine.fixed_s);
+  CHECK(machine.seconds(calm.rows(0, 4)) < 1.2 * usual_s);
   // Fewer rows where steps take unlike times, so that the slowest take no longer.
   Pacer noisy(512, false);
   settled(machine, noisy, true, 0.5);
