@@ -14,7 +14,8 @@ twice as many requests per second as it completed, for --seconds. Clients that a
 when they are told to, five times in all. --traces: a folder with Azure's traces of 2023
 (azure_llm_2023_code.csv and _conv.csv; Patel et al. 2024), in whose rhythm and lengths requests
 come; without it lengths are drawn. With --kv-vram an accelerator has all layers and room for the KV
-of a few requests, so that they move between the memories:
+of a few requests, so that they move between the memories, and the machine is measured unless a
+--profile is given:
 
     python bench/serve.py qwen3-0.6b --layers 8 --what load --device sim:threads=1 --threads 1 \
         --kv-vram 28MiB --page-tokens 16 --context 1024 --arrivals poisson gamma
@@ -32,7 +33,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -55,7 +55,7 @@ from serve_load import (
     percentile,
     rates_within,
 )
-from served import Served, plan_options, save_offloading_profile, server_options
+from served import Served, offloading, plan_options, server_options
 
 import helm
 from compare_report import spread
@@ -366,10 +366,7 @@ def main() -> None:
     )
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--threads", type=int, help="of the CPU (default: all)")
-    parser.add_argument(
-        "--profile", help="of the machine (default: measured; with --kv-vram with slower products "
-        "on the CPU, so that all layers lie on the accelerator)"
-    )  # fmt: skip
+    parser.add_argument("--profile", help="of the machine (default: measured)")
     parser.add_argument("--kv-vram", metavar="SIZE", help="for KV on the accelerator, as 64MiB")
     parser.add_argument("--page-tokens", type=int, help="positions of a KV page")
     parser.add_argument("--rounds", type=int, default=5)
@@ -391,9 +388,7 @@ def main() -> None:
     if args.what == "streams" and not args.context:
         args.context = PROMPT + args.tokens
     measure = {"streams": streams, "load": load, "long": long}[args.what]
-    with tempfile.TemporaryDirectory() as folder:
-        if args.kv_vram and not args.profile:
-            args.profile = save_offloading_profile(args, folder)
+    with offloading(args):
         found = measure(args, model, server_options(args))
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,25 +56,29 @@ class Served:
             raise SystemExit(f"[bench] the server failed:\n{self._log.read()[-3000:]}")
 
 
-def save_offloading_profile(args: argparse.Namespace, folder: str) -> str:
-    """Measures the machine, and saves its rates with products on the CPU SLOWER_PRODUCTS times
-    slower: all layers lie on the accelerator then, and what the CPU attends to keeps its price.
-    Returns the file."""
+@contextlib.contextmanager
+def offloading(args: argparse.Namespace) -> Iterator[None]:
+    """With --kv-vram and no profile, plans have the machine's rates of now with products on the CPU
+    SLOWER_PRODUCTS times slower: all layers lie on the accelerator then, and what the CPU attends
+    to keeps its price."""
+    if not args.kv_vram or args.profile:
+        yield
+        return
     profile = profile_of(open_accelerator(args.device), args, args.threads)
     cpu = profile.cpu
     slower = dataclasses.replace(
         cpu,
-        matvec_bytes_per_s={
-            k: rate / SLOWER_PRODUCTS for k, rate in cpu.matvec_bytes_per_s.items()
-        },
+        matvec_bytes_per_s={k: v / SLOWER_PRODUCTS for k, v in cpu.matvec_bytes_per_s.items()},
         matmul_flops={
-            k: {rows: rate / SLOWER_PRODUCTS for rows, rate in rates.items()}
-            for k, rates in cpu.matmul_flops.items()
+            kind: {rows: v / SLOWER_PRODUCTS for rows, v in rates.items()}
+            for kind, rates in cpu.matmul_flops.items()
         },
     )
-    path = Path(folder) / "profile.json"
-    path.write_text(dataclasses.replace(profile, cpu=slower).to_json())
-    return str(path)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        path.write_text(dataclasses.replace(profile, cpu=slower).to_json())
+        args.profile = str(path)
+        yield
 
 
 def plan_options(args: argparse.Namespace) -> dict[str, Any]:
