@@ -58,7 +58,10 @@ def test_prompts_are_spread_over_a_text() -> None:
 
 
 def test_own_formats_of_the_bundled_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the formats alone: attention in bf16 products, where there are any, costs as much."""
+    """The limits are of the formats. Products that round activations to bf16 cost some more."""
+    rounded = measure(None, ["q8", "q4"], 2000, 256)
+    for dtype in ("q8", "q4"):
+        assert rounded[dtype].kl < 1.25 * OWN[dtype].kl
     monkeypatch.setenv("HELM_CPU_ISA", BEST_EXACT_TIER)
     assert broken(measure(None, ["q8", "q4"], 2000, 256)) == []
 

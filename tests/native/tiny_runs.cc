@@ -65,7 +65,7 @@ TinyModel TinyFolder::on_disk(const TinyModel& model, int64_t ring_bytes, int64_
 std::string step_times(const TinyShape& shape) {
   constexpr double kStep_s = 1e-6;
   nlohmann::json times = nlohmann::json::parse(R"({
-    "rows": [1], "cpu_s": [0], "accelerator_s": [0], "head_s": [0], "step_s": 0,
+    "rows": [1], "cpu_s": [0], "accelerator_s": [0], "head_s": [0],
     "attention": [{"window": 0, "layers": 1, "cpu_s": 0, "near_s": 0, "cpu_pair_s": [0],
                    "pair_s": [0]}],
     "prompt_row_s": 0, "parts_s": 0, "near_part_s": 0, "ask_s": 0, "ask_row_s": 0, "answer_s": 0,

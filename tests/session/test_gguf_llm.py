@@ -21,6 +21,7 @@ import helm
 import small_models
 from command import helm as command
 from helm.errors import CheckpointError, TokenizerError
+from helm.model.families import load_config
 from helm.model.gguf.types import TYPES
 from whole import one_in
 
@@ -45,9 +46,10 @@ def logits(model: Path, **options: Any) -> np.ndarray:
 def test_logits_are_the_checkpoints_to_the_bit(
     case: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files hold routers in f32, so that no activation may be rounded that meets bf16 weights."""
-    monkeypatch.setenv("HELM_CPU_ISA", BEST_EXACT_TIER)
     folder = small_models.model_dir(case, dtype)
+    if dtype == "bf16" and load_config(folder).mixture is not None:
+        # Files hold routers in f32, so no activation may be rounded that meets bf16 weights.
+        monkeypatch.setenv("HELM_CPU_ISA", BEST_EXACT_TIER)
     path = gguf_models.write(folder, tmp_path / "x.gguf", KINDS[dtype.upper()])
     np.testing.assert_array_equal(logits(path), logits(folder))
 
