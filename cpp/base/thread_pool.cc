@@ -2,45 +2,26 @@
 
 #include <chrono>
 
+#include "base/awake.h"
 #include "base/check.h"
 #include "base/thread_clocks.h"
 
 namespace helm {
 namespace {
 
-void pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 using Clock = std::chrono::steady_clock;
 
-// Sleeping in the kernel is cheap for others and dear for us: a wake-up takes 50 us and more,
-// above all in a virtual machine, and one late member makes all others wait and fall asleep in
-// turn. Inside a step members are never apart for long, so they stay awake; between steps they wait
-// about as long as sampling takes, so that an idle engine leaves its cores to others.
+// One late member makes all others wait and fall asleep in turn. Inside a step members are never
+// apart for long, so they stay awake; between steps they wait about as long as sampling takes, so
+// that an idle engine leaves its cores to others.
 constexpr std::chrono::microseconds kAwakeInStep{5000};
 constexpr std::chrono::microseconds kAwakeBetweenSteps{500};
 
-// Pauses before the first yield, some 20 us: long enough for the usual imbalance.
-constexpr int kPauses = 500;
-
-// Returns once `value` differs from `old`: pauses, then yields to whoever shares the core, then
-// sleeps in the kernel.
+// Returns once `value` differs from `old`: stays awake, then sleeps in the kernel.
 void wait_while(const std::atomic<uint32_t>& value, uint32_t old, std::chrono::microseconds awake) {
-  for (int i = 0; i < kPauses; ++i) {
-    if (value.load(std::memory_order_acquire) != old) return;
-    pause();
-  }
-  const Clock::time_point deadline = Clock::now() + awake;
-  while (Clock::now() < deadline) {
-    if (value.load(std::memory_order_acquire) != old) return;
-    std::this_thread::yield();
-  }
-  while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+  const auto changed = [&] { return value.load(std::memory_order_acquire) != old; };
+  if (await_awake(awake, changed)) return;
+  while (!changed()) value.wait(old, std::memory_order_acquire);
 }
 
 }  // namespace

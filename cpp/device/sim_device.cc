@@ -103,7 +103,7 @@ std::unique_ptr<Stream> SimDevice::create_stream() {
 }
 
 std::unique_ptr<Event> SimDevice::create_event() {
-  return std::make_unique<SimEvent>();
+  return std::make_unique<SimEvent>(*this);
 }
 
 // The byte order of bf16c belongs to the CPU's kernels; an accelerator never has it.

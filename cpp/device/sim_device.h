@@ -52,6 +52,11 @@ class SimDevice final : public Device {
   std::unique_ptr<Stage> compile(const StageSpec& spec) override;
 
   const SimOptions& options() const { return options_; }
+  // Nothing but its threads takes time.
+  bool as_fast_as_host() const {
+    return options_.link_bytes_per_s <= 0 && options_.latency_s <= 0 &&
+           options_.memory_bytes_per_s <= 0;
+  }
   // The memory behind an address; throws Error{kInvalid} unless `bytes` from there are allocated.
   std::byte* translate(DeviceAddress address, int64_t bytes) const;
   // Throws Error{kDevice} from the command on at which the device is lost.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/awake.h"
 #include "device/sim_device.h"
 #include "device/stage_bytes.h"
 
@@ -12,6 +13,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kPieceBytes = int64_t{1} << 20;  // of a copy, between those of other streams
+constexpr std::chrono::microseconds kAwake{300};   // longer than lanes of a cut layer differ
 
 const int32_t* pages_end(const SequenceRun& run, const KvSpec& kv) {
   const int64_t blocks = run.blocks_end(kv.page_tokens) - run.first_block;
@@ -41,6 +43,9 @@ void SimEvent::synchronize() {
   {
     const std::lock_guard<std::mutex> lock(progress->mutex);
     point = progress->recorded;
+  }
+  if (device_.as_fast_as_host()) {
+    await_awake(kAwake, [&] { return progress->passed.load(std::memory_order_relaxed) >= point; });
   }
   progress->wait_for(point);
   const std::lock_guard<std::mutex> lock(progress->mutex);
@@ -102,7 +107,7 @@ void SimStream::wait(Event& event) {
 }
 
 void SimStream::synchronize() {
-  SimEvent event;
+  SimEvent event(device_);
   record(event);
   event.synchronize();
 }
@@ -139,6 +144,9 @@ void SimStream::enqueue(Kind kind, const Fill& fill) {
 
 void SimStream::loop() {
   for (;;) {
+    if (computes_ && device_.as_fast_as_host()) {
+      await_awake(kAwake, [&] { return end_.load(std::memory_order_relaxed) != begin_; });
+    }
     Command* command = nullptr;
     {
       std::unique_lock<std::mutex> lock(mutex_);
@@ -208,6 +216,7 @@ void SimStream::execute_copy(const Command& command) {
 }
 
 void SimStream::execute_stage(const Command& command) {
+  computes_ = true;
   const StepView step = command.step.view();
   const double rate = device_.options().memory_bytes_per_s;
   const LaneSeconds length = time_at(rate, rate > 0 ? stage_bytes(*command.spec, step) : 0);

@@ -4,10 +4,13 @@
 // A command begins when it was enqueued, the one before it on the stream has ended, and its lane is
 // free: up, down, or the memory and kernels that all stages share. It takes what the options say,
 // or longer if the host does. All this is counted, so that it does not add up how late the system
-// wakes a thread: threads sleep until a command's end and never spin.
+// wakes a thread: threads sleep until a command's end and never spin. A device without rates is as
+// fast as its threads, which stay awake for a moment as those of a team do.
 #pragma once
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <memory>
@@ -29,8 +32,8 @@ struct SimProgress {
   std::mutex mutex;
   std::condition_variable changed;
   uint64_t recorded = 0;
-  uint64_t passed = 0;
-  LaneTime at{};  // when the last point was passed
+  std::atomic<uint64_t> passed = 0;  // written with the mutex
+  LaneTime at{};                     // when the last point was passed
   std::exception_ptr failure;
 
   LaneTime wait_for(uint64_t point);
@@ -39,9 +42,13 @@ struct SimProgress {
 
 class SimEvent final : public Event {
  public:
+  explicit SimEvent(const SimDevice& device) : device_(device) {}
   void synchronize() override;
 
   std::shared_ptr<SimProgress> progress = std::make_shared<SimProgress>();
+
+ private:
+  const SimDevice& device_;
 };
 
 // What a stage needs of a step, copied because the caller goes on.
@@ -100,9 +107,10 @@ class SimStream final : public Stream {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::array<Command, 64> ring_;
-  size_t begin_ = 0;  // commands executed
-  size_t end_ = 0;    // commands enqueued
-  LaneTime at_{};     // when the last command ended, on the device that is simulated
+  size_t begin_ = 0;             // commands executed
+  std::atomic<size_t> end_ = 0;  // commands enqueued; written with the mutex
+  LaneTime at_{};                // when the last command ended, on the device that is simulated
+  bool computes_ = false;        // has run a stage
   std::exception_ptr failure_;
   std::thread thread_;
 };
