@@ -5,6 +5,7 @@
 
 #ifdef __AVX512BF16__
 #include "cpu/kernels/attention_bf16.h"
+#include "cpu/kernels/compress_row.h"
 #include "cpu/kernels/matmul.h"
 #endif
 

@@ -82,8 +82,9 @@ HELM_INLINE void compressed_chunk(const Rows& rows, const Input* a, int64_t a_st
   });
 }
 
-// R rows, row_step apart, times T tokens. The R streams are far apart in memory, so each is
-// sequential and is prefetched on its own (adjacent rows measured a fifth to two fifths slower).
+// R rows, row_step apart, times T tokens. Where memory is what takes long, the R streams are far
+// apart, so each is sequential and is prefetched on its own (adjacent rows measured a fifth to two
+// fifths slower).
 template <class P, int R, int T, class Rows, Ask kAsk>
 void direct_tile(const MatmulArgs& m, const Rows& rows, int64_t row, int64_t row_step,
                  int64_t token, Prefetch<kAsk> prefetch) {
@@ -193,7 +194,10 @@ template <class P, int C, int kRows, bool Once, class Weights>
 void direct_rows(const MatmulArgs& m, const Weights& w, int64_t tiles) {
   static_assert(Weights::kCols == INT64_MAX || Weights::kCols % P::kBlock == 0);
   const int64_t full = m.tokens - tiles * (C - 1);  // tiles of C tokens, they come first
-  const int64_t step = m.rows / kRows;
+  constexpr bool kAdjoin = !Once && P::V::kRowsAdjoin;
+  constexpr int64_t kNext = kAdjoin ? kRows : 1;  // rows to the next group
+  const int64_t groups = m.rows / kRows;
+  const int64_t step = kAdjoin ? 1 : groups;  // between the rows of a group
   const auto columns = [&](auto count, const MatmulArgs& part, int64_t row,
                            int64_t k0) HELM_LAMBDA_INLINE {
     constexpr int R = decltype(count)::value;
@@ -203,7 +207,7 @@ void direct_rows(const MatmulArgs& m, const Weights& w, int64_t tiles) {
     } else {
       const auto rows = w.rows(row, step, R, k0, part.cols);
       for (int64_t i = 0, t = 0; i < tiles; ++i) {
-        const auto prefetch = w.prefetch(part.cols, i, tiles);
+        const auto prefetch = w.prefetch(part.cols, R, i, tiles);
         if (i < full) {
           direct_tile<P, R, C>(part, rows, row, step, t, prefetch);
           t += C;
@@ -220,10 +224,10 @@ void direct_rows(const MatmulArgs& m, const Weights& w, int64_t tiles) {
       columns(count, columns_of<P>(m, k0, min_of(Weights::kCols, m.cols - k0)), row, k0);
     }
   };
-  const int64_t end = step * (m.slice + 1) / m.slices;
-  for (int64_t i = step * m.slice / m.slices; i < end; ++i) group(Count<kRows>{}, i);
+  const int64_t end = groups * (m.slice + 1) / m.slices;
+  for (int64_t i = groups * m.slice / m.slices; i < end; ++i) group(Count<kRows>{}, i * kNext);
   if (m.slice + 1 < m.slices) return;
-  for (int64_t r = step * kRows; r < m.rows; ++r) group(Count<1>{}, r);
+  for (int64_t r = groups * kRows; r < m.rows; ++r) group(Count<1>{}, r);
 }
 
 // Tokens are cut into tiles as even as possible. Compressed rows that several tiles read are tiled

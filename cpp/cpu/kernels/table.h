@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/kernels/attention.h"
+#include "cpu/kernels/compress_row.h"
 #include "cpu/kernels/elementwise.h"
 #include "cpu/kernels/matmul.h"
 #include "cpu/kernels/probe.h"

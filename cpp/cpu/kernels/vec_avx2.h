@@ -27,7 +27,8 @@ struct VecAvx2 {
   static constexpr int kRowsPerTokens[5] = {0, 3, 3, 3, 3};
   static constexpr int kLongRowsPerTile = 3;
   static constexpr int kDirectTile = 4;
-  static constexpr bool kKeepOrder = true;  // see keep_order
+  static constexpr bool kRowsAdjoin = false;  // no gain (AVX2 on Zen 4)
+  static constexpr bool kKeepOrder = true;    // see keep_order
   // Rows per tile of compressed weights that it makes plain itself. Five and six tokens, of stored
   // rows two tiles, are up to a seventh faster in one (Zen 3).
   static constexpr int kCompressedRowsPerTokens[7] = {0, 3, 3, 2, 2, 2, 2};

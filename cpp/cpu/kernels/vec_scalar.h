@@ -23,6 +23,7 @@ struct VecScalar {
   static constexpr int kRowsPerTokens[3] = {0, 4, 2};
   static constexpr int kLongRowsPerTile = 4;
   static constexpr int kDirectTile = 2;
+  static constexpr bool kRowsAdjoin = false;
   static constexpr bool kKeepOrder = false;
   // Rows per tile of compressed weights that it makes plain itself.
   static constexpr int kCompressedRowsPerTokens[3] = {0, 4, 2};

@@ -22,10 +22,15 @@ enum class Ask {
   // late (Zen 4: up to a quarter faster). Not where tiles compute as long as they read, nor for one
   // token and stored rows, which loses a tenth: there the hardware's own requests suffice.
   kAgain,
+  // To L2 in the order of memory, whole groups of rows ahead: for tiles of rows that adjoin and
+  // compute longer than they read. From there to L1 only floats, whose lines are computed in half
+  // the time (of others it costs a twenty-fifth: they push inputs out of L1).
+  kInOrder,
 };
 inline constexpr int64_t kFarBytes = 1536;
 inline constexpr int64_t kNearBytes = 3 * kLineBytes;
-inline constexpr int64_t kAskBytes = 1024;  // once; between the times to L2
+inline constexpr int64_t kAskBytes = 1024;          // once; between the times to L2
+inline constexpr int64_t kInOrderBytes = 24 << 10;  // at least
 
 template <int N>
 struct Count {
@@ -44,6 +49,7 @@ HELM_INLINE void each(Body body) {
 
 // What a tile asks of memory for later: in each row's stream the line at `far` bytes, which moves
 // on by `step` bytes with every line of weights computed; those nearer by are as far as kAsk says.
+// In order: lines from there on, of the first row alone.
 template <Ask kAsk>
 struct Prefetch {
   int64_t far;
@@ -74,11 +80,23 @@ struct StoredRows {
 
   template <int N, Ask kAsk>
   HELM_INLINE void fetch(int64_t k, Prefetch<kAsk>& prefetch) const {
-    HELM_UNROLL
-    for (int r = 0; r < N; ++r) {
-      const auto* row = reinterpret_cast<const char*>(at + r * step);
-      const auto* now = row + k * static_cast<int64_t>(sizeof(Store));
-      ask<kAsk>(row + prefetch.far, now, kAskBytes, kNearBytes);
+    if constexpr (kAsk == Ask::kInOrder) {
+      const auto* far = reinterpret_cast<const char*>(at) + prefetch.far;
+      HELM_UNROLL
+      for (int i = 0; i < (N + 1) / 2; ++i) __builtin_prefetch(far + i * kLineBytes, 0, 2);
+      if constexpr (sizeof(Store) == sizeof(float)) {
+        HELM_UNROLL
+        for (int r = 0; r < N; ++r) {
+          __builtin_prefetch(reinterpret_cast<const char*>(at + r * step + k) + kNearBytes);
+        }
+      }
+    } else {
+      HELM_UNROLL
+      for (int r = 0; r < N; ++r) {
+        const auto* row = reinterpret_cast<const char*>(at + r * step);
+        const auto* now = row + k * static_cast<int64_t>(sizeof(Store));
+        ask<kAsk>(row + prefetch.far, now, kAskBytes, kNearBytes);
+      }
     }
     prefetch.far += prefetch.step;
   }
@@ -245,9 +263,17 @@ struct StoredWeights {
                                      int64_t /*n*/) const {
     return rows_once<1>(row, step, k0);
   }
-  HELM_INLINE Prefetch<Ask::kTwice> prefetch(int64_t /*n*/, int64_t i, int64_t tiles) const {
+  HELM_INLINE auto prefetch(int64_t /*n*/, int64_t group, int64_t i, int64_t tiles) const {
     const int64_t row_bytes = cols * static_cast<int64_t>(sizeof(Store));
-    return {row_bytes + row_bytes * i / tiles, (kLineBytes + tiles - 1) / tiles};
+    if constexpr (V::kRowsAdjoin) {  // there are two tiles at least: each asks for half the lines
+      const int64_t bytes = group * row_bytes;
+      const int64_t ahead = (kInOrderBytes + bytes - 1) / bytes * bytes;
+      return Prefetch<Ask::kInOrder>{ahead + bytes * i / tiles,
+                                     (group * kLineBytes + tiles - 1) / tiles};
+    } else {
+      return Prefetch<Ask::kTwice>{row_bytes + row_bytes * i / tiles,
+                                   (kLineBytes + tiles - 1) / tiles};
+    }
   }
 };
 
@@ -301,92 +327,14 @@ struct CompressedWeights {
                                                           kCompressedLineBytes};
     }
   }
-  // The same columns of the next row.
-  HELM_INLINE Prefetch<Ask::kTwice> prefetch(int64_t n, int64_t i, int64_t tiles) const {
-    return {compressed_row_bytes(m.cols) + compressed_row_bytes(n) * i / tiles,
+  // The same columns of the next group's rows.
+  HELM_INLINE Prefetch<Ask::kTwice> prefetch(int64_t n, int64_t group, int64_t i,
+                                             int64_t tiles) const {
+    const int64_t ahead = V::kRowsAdjoin ? group : 1;
+    return {ahead * compressed_row_bytes(m.cols) + compressed_row_bytes(n) * i / tiles,
             (kCompressedLineBytes + tiles - 1) / tiles};
   }
 };
-
-// The least of the eight neighbouring values that most high bytes have, but for their sign. In long
-// rows every fourth weight is asked: others cost escapes, not exactness. Several counts of each
-// value, since a count that was just written is slow to read.
-inline uint8_t best_base(const uint16_t* w, int64_t cols) {
-  constexpr int kCounts = 4, kValues = 128, kKept = 8;
-  uint32_t counts[kCounts][kValues] = {};
-  const int64_t step = cols < 512 ? 1 : 4;
-  const auto count = [&](int at, int64_t k) { ++counts[at][w[k] >> 8 & 0x7f]; };
-  int64_t k = 0;
-  for (; k + (kCounts - 1) * step < cols; k += kCounts * step) {
-    for (int i = 0; i < kCounts; ++i) count(i, k + i * step);
-  }
-  for (; k < cols; k += step) count(0, k);
-  int64_t covered = 0, most = -1;
-  uint8_t best = 0;
-  const auto found = [&](int value) {
-    int64_t sum = 0;
-    for (const auto& each : counts) sum += each[value];
-    return sum;
-  };
-  for (int value = 0; value < kValues; ++value) {
-    covered += found(value);
-    if (value >= kKept) covered -= found(value - kKept);
-    if (value >= kKept - 1 && covered > most) {
-      most = covered, best = static_cast<uint8_t>(value - (kKept - 1));
-    }
-  }
-  return best;
-}
-
-// Writes a chunk of kChunk weights; returns whether any of them is an escape.
-template <class P>
-bool compress_chunk(const uint16_t* w, uint8_t base, uint8_t* out) {
-  uint8_t low[kChunk], code[kChunk];
-  uint8_t beyond = 0;
-  for (int i = 0; i < kChunk; ++i) {
-    const auto high = static_cast<uint8_t>(w[i] >> 8);
-    const auto place = static_cast<uint8_t>((high & 0x7f) - base);
-    low[i] = static_cast<uint8_t>(w[i]);
-    code[i] = static_cast<uint8_t>((place & 7) | (high >> 4 & 8));
-    beyond = static_cast<uint8_t>(beyond | (place & 0xf8));
-  }
-  constexpr int kTogether = 4;  // weights whose bytes adjoin, whatever the place
-  uint8_t codes[2][kCodeBytes];
-  HELM_UNROLL
-  for (int k = 0; k < kChunk; k += kTogether) {
-    const Place place = P::place(k);
-    __builtin_memcpy(out + place.low, low + k, kTogether);
-    __builtin_memcpy(codes[place.shift / 4] + place.code, code + k, kTogether);
-  }
-  for (int i = 0; i < kCodeBytes; ++i) {
-    out[i] = static_cast<uint8_t>(codes[0][i] | codes[1][i] << 4);
-  }
-  return beyond != 0;
-}
-
-// KernelTable::compress_row
-template <class P>
-int64_t compress_row(const uint16_t* w, int64_t cols, std::byte* chunks, uint8_t* base,
-                     Escape* escapes, int64_t room) {
-  *base = best_base(w, cols);
-  int64_t found = 0;
-  for (int64_t k = 0; k < cols; k += kChunk, chunks += kChunkBytes) {
-    const uint16_t* from = w + k;
-    const int64_t n = min_of(kChunk, cols - k);
-    uint16_t padded[kChunk];
-    if (n < kChunk) {
-      for (int i = 0; i < kChunk; ++i) padded[i] = i < n ? from[i] : uint16_t(*base << 8);
-      from = padded;
-    }
-    if (!compress_chunk<P>(from, *base, reinterpret_cast<uint8_t*>(chunks))) continue;
-    for (int i = 0; i < n; ++i) {
-      if (static_cast<uint8_t>((from[i] >> 8 & 0x7f) - *base) < 8) continue;
-      if (found < room) escapes[found] = {static_cast<uint16_t>(k + i), from[i]};
-      ++found;
-    }
-  }
-  return found;
-}
 
 }  // namespace
 }  // namespace helm::cpu
