@@ -345,6 +345,7 @@ TEST_CASE("a saved prefix is found again, and a save that fails leaves the file"
   found.clear();
   other->open(kContext);
   other->open(kContext);
+  std::remove(kPath.c_str());
 }
 
 TEST_CASE("files of other weights, longer contexts and broken ones are refused") {
