@@ -207,7 +207,7 @@ void direct_rows(const MatmulArgs& m, const Weights& w, int64_t tiles) {
     } else {
       const auto rows = w.rows(row, step, R, k0, part.cols);
       for (int64_t i = 0, t = 0; i < tiles; ++i) {
-        const auto prefetch = w.prefetch(part.cols, R, i, tiles);
+        const auto prefetch = w.prefetch(part.cols, kNext, i, tiles);
         if (i < full) {
           direct_tile<P, R, C>(part, rows, row, step, t, prefetch);
           t += C;

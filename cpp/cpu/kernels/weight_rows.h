@@ -234,7 +234,7 @@ struct CompressedRows {
 // Both kinds of weights give R rows, `step` rows apart, from column k0 on, to be read by one tile
 // of T tokens, or `count` rows, of which columns [k0, k0 + n) are wanted, to be read by several
 // tiles; of at most kCols columns at a time. The i-th of so many tiles is to fetch its share of
-// what comes later.
+// what comes later: the next group of rows is `next` rows away.
 template <class V, class Store>
 struct StoredWeights {
   static constexpr int64_t kCols = INT64_MAX;
@@ -263,13 +263,13 @@ struct StoredWeights {
                                      int64_t /*n*/) const {
     return rows_once<1>(row, step, k0);
   }
-  HELM_INLINE auto prefetch(int64_t /*n*/, int64_t group, int64_t i, int64_t tiles) const {
+  HELM_INLINE auto prefetch(int64_t /*n*/, int64_t next, int64_t i, int64_t tiles) const {
     const int64_t row_bytes = cols * static_cast<int64_t>(sizeof(Store));
     if constexpr (V::kRowsAdjoin) {  // there are two tiles at least: each asks for half the lines
-      const int64_t bytes = group * row_bytes;
+      const int64_t bytes = next * row_bytes;
       const int64_t ahead = (kInOrderBytes + bytes - 1) / bytes * bytes;
       return Prefetch<Ask::kInOrder>{ahead + bytes * i / tiles,
-                                     (group * kLineBytes + tiles - 1) / tiles};
+                                     (next * kLineBytes + tiles - 1) / tiles};
     } else {
       return Prefetch<Ask::kTwice>{row_bytes + row_bytes * i / tiles,
                                    (kLineBytes + tiles - 1) / tiles};
@@ -328,10 +328,9 @@ struct CompressedWeights {
     }
   }
   // The same columns of the next group's rows.
-  HELM_INLINE Prefetch<Ask::kTwice> prefetch(int64_t n, int64_t group, int64_t i,
+  HELM_INLINE Prefetch<Ask::kTwice> prefetch(int64_t n, int64_t next, int64_t i,
                                              int64_t tiles) const {
-    const int64_t ahead = V::kRowsAdjoin ? group : 1;
-    return {ahead * compressed_row_bytes(m.cols) + compressed_row_bytes(n) * i / tiles,
+    return {next * compressed_row_bytes(m.cols) + compressed_row_bytes(n) * i / tiles,
             (kCompressedLineBytes + tiles - 1) / tiles};
   }
 };

@@ -23,7 +23,8 @@ TEST_CASE("waiting ends when another thread is done") {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     done = true;
   });
-  CHECK(await_awake(std::chrono::hours(1), [&] { return done.load(); }));
+  CHECK(await_awake(std::chrono::minutes(1), [&] { return done.load(); }));
+  CHECK(done);
   other.join();
 }
 
