@@ -87,8 +87,11 @@ def test_figures_count_what_ended_once_in_time() -> None:
 def test_an_overloaded_server_ends_every_request_once(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     subprocess.run(
-        [sys.executable, BENCH / "serve.py", "bundled", "--what", "load", "--context", "128",
-         "--seconds", "4", "--closed-seconds", "2", "--arrivals", "gamma", "--json", path],
+        # A model that takes longer than HTTP: what two cores refuse of a smaller one per second
+        # leaves no time to answer.
+        [sys.executable, BENCH / "serve.py", "qwen3-0.6b", "--layers", "1", "--what", "load",
+         "--context", "128", "--factor", "4", "--seconds", "3", "--closed-seconds", "2",
+         "--arrivals", "gamma", "--json", path],
         check=True, timeout=200, cwd=tmp_path,
     )  # fmt: skip
     (found,) = json.loads(path.read_text())

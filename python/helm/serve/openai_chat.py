@@ -36,10 +36,10 @@ async def chat(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     record: Record = request.scope["helm.record"]
     body = await http_body.read(request)
+    serving.check_ready()
     asked = await serving.run(len(body) // BYTES_A_CHARACTER, lambda: read_chat(read_body(body)))
     serving.check_model(asked.model)
     serving.note_user(record, asked.user)
-    serving.check_ready()
     answer = await _answer(serving, asked, record)
     headers = headers_of(record, asked.ignored)
     if asked.stream:

@@ -28,12 +28,12 @@ async def completions(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     record: Record = request.scope["helm.record"]
     body = await http_body.read(request)
+    serving.check_ready()
     asked = await serving.run(
         len(body) // BYTES_A_CHARACTER, lambda: read_completion(read_body(body))
     )
     serving.check_model(asked.model)
     serving.note_user(record, asked.user)
-    serving.check_ready()
     if len(asked.prompts) * asked.choices > _MOST_ANSWERS:
         raise ApiError(400, f"prompts times n is more than {_MOST_ANSWERS}", param="n")
     answer = await _answer(serving, asked, record)

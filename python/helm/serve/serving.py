@@ -151,11 +151,13 @@ class Serving:
             )
 
     def check_ready(self) -> None:
-        """503 where nothing new is computed."""
+        """503 where nothing new is computed, 429 where one more would wait for too long. Costs next
+        to nothing: what is refused need not be read before."""
         state, reason = self.state()
         if state != "ok":
             headers = {"retry-after": "30"} if state == "draining" else {}
             raise ApiError(503, f"{state}: {reason}", code=state, headers=headers)
+        self.admission.check()
 
     async def run(self, characters: int, work: Callable[P, T], *args: P.args) -> T:  # type: ignore[valid-type]
         """`work` on a text: on another thread where it is long."""
