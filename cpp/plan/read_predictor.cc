@@ -36,14 +36,23 @@ std::vector<int64_t> row_counts(const JsonReader& node) {
   return found;
 }
 
+void check_beside(const JsonReader& node, double beside_s, double alone_s, const char* alone) {
+  if (beside_s < alone_s) node.reject("expected no less than ", alone, ", found ", beside_s);
+}
+
 AttentionTimes attention(const JsonReader& node, size_t rows) {
-  node.only({"window", "layers", "cpu_s", "near_s", "far_s", "cpu_pair_s", "pair_s"});
+  node.only({"window", "layers", "cpu_s", "near_s", "far_s", "near_beside_s", "far_beside_s",
+             "cpu_pair_s", "pair_s"});
   AttentionTimes times;
   times.window = node["window"].integer(0, kMaxExtent);
   times.layers = node["layers"].integer(0, kMaxCount);
   times.cpu_s = seconds(node["cpu_s"]);
   times.near_s = seconds(node["near_s"]);
   times.far_s = seconds(node["far_s"]);
+  times.near_beside_s = seconds(node["near_beside_s"]);
+  times.far_beside_s = seconds(node["far_beside_s"]);
+  check_beside(node["near_beside_s"], times.near_beside_s, times.near_s, "near_s");
+  check_beside(node["far_beside_s"], times.far_beside_s, times.far_s, "far_s");
   times.cpu_pair_s = table(node["cpu_pair_s"], rows);
   times.pair_s = table(node["pair_s"], rows);
   return times;
@@ -53,9 +62,9 @@ AttentionTimes attention(const JsonReader& node, size_t rows) {
 
 void PlanReader::read_predictor(const JsonReader& node) {
   if (node.is_null()) return;
-  node.only({"rows", "cpu_s", "accelerator_s", "head_s", "attention", "step_s", "prompt_row_s",
-             "parts_s", "near_part_s", "ask_s", "ask_row_s", "answer_s", "answer_row_s",
-             "block_to_host_s", "block_to_accelerator_s", "rate_while_both_compute"});
+  node.only({"rows", "cpu_s", "accelerator_s", "accelerator_beside_s", "head_s", "attention",
+             "step_s", "prompt_row_s", "parts_s", "near_part_s", "ask_s", "ask_row_s", "answer_s",
+             "answer_row_s", "block_to_host_s", "block_to_accelerator_s"});
   if (std::ranges::all_of(plan_.units, [](const UnitSpec& u) { return u.device == kCpu; })) {
     node.reject("expected null, as all units lie on the CPU");
   }
@@ -64,6 +73,11 @@ void PlanReader::read_predictor(const JsonReader& node) {
   const size_t rows = tables.rows.size();
   tables.cpu_s = table(node["cpu_s"], rows);
   tables.accelerator_s = table(node["accelerator_s"], rows);
+  tables.accelerator_beside_s = table(node["accelerator_beside_s"], rows);
+  for (size_t i = 0; i < rows; ++i) {
+    check_beside(node["accelerator_beside_s"][i], tables.accelerator_beside_s[i],
+                 tables.accelerator_s[i], "accelerator_s");
+  }
   tables.head_s = table(node["head_s"], rows);
   const JsonReader list = node["attention"];
   if (list.size() == 0 || list.size() > kMostWindows) {
@@ -87,11 +101,6 @@ void PlanReader::read_predictor(const JsonReader& node) {
                                     {"block_to_host_s", &tables.block_to_host_s},
                                     {"block_to_accelerator_s", &tables.block_to_accelerator_s}}) {
     *field = seconds(node[name]);
-  }
-  const JsonReader rate = node["rate_while_both_compute"];
-  tables.rate_while_both_compute = rate.number();
-  if (!(tables.rate_while_both_compute > 0) || tables.rate_while_both_compute > 1) {
-    rate.reject("expected a share above 0, at most 1");
   }
 }
 

@@ -4,6 +4,26 @@
 #include <utility>
 
 namespace helm {
+namespace {
+
+double slowdown(const Work& work) {
+  return work.alone_s > 0 ? work.beside_s / work.alone_s : 1;
+}
+
+// By how much each of two works takes longer that begin together: both are disturbed until the
+// first of them ends.
+std::pair<double, double> slower_s(const Work& one, const Work& other) {
+  const double both_s = std::min(one.beside_s, other.beside_s);
+  const auto part = [&](const Work& work) { return both_s * (1 - 1 / slowdown(work)); };
+  return {part(one), part(other)};
+}
+
+double together_s(const Work& one, const Work& other) {
+  const auto [one_more_s, other_more_s] = slower_s(one, other);
+  return std::max(one.alone_s + one_more_s, other.alone_s + other_more_s);
+}
+
+}  // namespace
 
 Predictor::Predictor(PredictorTables tables, int64_t page_tokens) : tables_(std::move(tables)) {
   for (const AttentionTimes& layers : tables_.attention) {
@@ -15,8 +35,9 @@ Predictor::Predictor(PredictorTables tables, int64_t page_tokens) : tables_(std:
 
 StepLoad Predictor::load() const {
   StepLoad load;
-  for (std::vector<double>* sums : {&load.near.positions, &load.far[0].positions,
-                                    &load.far[1].positions, &load.prompt_s, &load.cpu_prompt_s}) {
+  for (std::vector<double>* sums :
+       {&load.near.positions, &load.far[0].positions, &load.far[1].positions, &load.prompt_s,
+        &load.cpu_prompt_s, &load.prompt_beside_s}) {
     sums->assign(tables_.attention.size(), 0);
   }
   return load;
@@ -46,7 +67,9 @@ void Predictor::add_prompt(StepLoad& load, double past, double tokens, bool far,
     const double pairs = pairs_to(past + tokens) - pairs_to(past);
     const double all = past + tokens;
     const double seen = layers.window > 0 ? std::min(all, window + tokens - 1) : all;
-    load.prompt_s[c] += count * std::max(pairs * at(layers.pair_s, tokens), seen * layers.near_s);
+    const double pairs_s = pairs * at(layers.pair_s, tokens);
+    load.prompt_s[c] += count * std::max(pairs_s, seen * layers.near_s);
+    load.prompt_beside_s[c] += count * std::max(pairs_s, seen * layers.near_beside_s);
     load.cpu_prompt_s[c] +=
         count * std::max(pairs * at(layers.cpu_pair_s, tokens), seen * layers.cpu_s);
   }
@@ -74,22 +97,30 @@ double Predictor::with_cpu_s(const StepLoad& load) const {
   return seconds;
 }
 
+// Near attention in some layers.
+Work Predictor::near(size_t c, const StepLoad& load) const {
+  const AttentionTimes& layers = tables_.attention[c];
+  const double positions = load.near.positions[c];
+  return {layers.near_s * positions + load.prompt_s[c],
+          layers.near_beside_s * positions + load.prompt_beside_s[c]};
+}
+
 // What the CPU takes for far rows in some layers, from when their values can be sent.
-double Predictor::far_s(const AttentionTimes& layers, size_t c, const DecodeRows& far) const {
-  if (far.rows <= 0) return 0;
+Work Predictor::far(size_t c, const DecodeRows& far) const {
+  if (far.rows <= 0) return {};
+  const AttentionTimes& layers = tables_.attention[c];
   const double each =
       tables_.ask_s + tables_.answer_s + (tables_.ask_row_s + tables_.answer_row_s) * far.rows;
-  return static_cast<double>(layers.layers) * each + layers.far_s * far.positions[c];
+  const double crossings_s = static_cast<double>(layers.layers) * each;
+  return {crossings_s + layers.far_s * far.positions[c],
+          crossings_s + layers.far_beside_s * far.positions[c]};
 }
 
-double Predictor::share(const AttentionTimes& layers) const {
-  return layers_ > 0 ? static_cast<double>(layers.layers) / layers_ : 0;
-}
-
-// Both devices at once, each with a part of its rate while both work.
-double Predictor::beside(double one_s, double other_s) const {
-  const double slower = 1 / tables_.rate_while_both_compute - 1;
-  return std::max(one_s, other_s) + slower * std::min(one_s, other_s);
+// All but attention in some of the accelerator's layers, of so many rows.
+Work Predictor::products(size_t c, double rows) const {
+  const auto layers = static_cast<double>(tables_.attention[c].layers);
+  const double share = layers_ > 0 ? layers / layers_ : 0;
+  return {at(tables_.accelerator_s, rows) * share, at(tables_.accelerator_beside_s, rows) * share};
 }
 
 double Predictor::seconds(StepMode mode, const StepLoad& load) const {
@@ -114,13 +145,17 @@ double Predictor::joint_s(const StepLoad& load) const {
     const AttentionTimes& layers = tables_.attention[c];
     far.positions[c] += load.far[1].positions[c];
     const auto count = static_cast<double>(layers.layers);
-    const double near_s =
-        layers.near_s * load.near.positions[c] + load.prompt_s[c] + count * tables_.near_part_s;
+    Work own = near(c, load);
+    own.alone_s += count * tables_.near_part_s;
+    own.beside_s += count * tables_.near_part_s;
+    // Both attend once the CPU has been asked.
     const double asked_s = count * (tables_.ask_s + tables_.ask_row_s * far.rows);
-    const double attend_s = layers.far_s * far.positions[c];
-    const double both_s = std::clamp(near_s - asked_s, 0.0, attend_s);
-    const double slower_s = both_s * (1 / tables_.rate_while_both_compute - 1);
-    seconds += layers.cpu_s * far.positions[c] + std::max(near_s, far_s(layers, c, far)) + slower_s;
+    const double left_s = std::max(0.0, own.alone_s - asked_s);
+    const Work left = {left_s, left_s * slowdown(own)};
+    const Work attend = {layers.far_s * far.positions[c], layers.far_beside_s * far.positions[c]};
+    const auto [own_more_s, far_more_s] = slower_s(left, attend);
+    seconds += layers.cpu_s * far.positions[c] +
+               std::max(own.alone_s + own_more_s, this->far(c, far).alone_s + far_more_s);
   }
   return seconds;
 }
@@ -129,16 +164,15 @@ double Predictor::joint_s(const StepLoad& load) const {
 double Predictor::split_s(const StepLoad& load) const {
   const auto& [first, second] = load.far;
   const double rows = load.near.rows + load.prompt_rows + first.rows;
-  const double one_s = at(tables_.accelerator_s, rows),
-               two_s = at(tables_.accelerator_s, second.rows);
   double seconds = with_cpu_s(load) + at(tables_.cpu_s, rows) + at(tables_.cpu_s, second.rows) +
                    2 * layers_ * tables_.parts_s;
   for (size_t c = 0; c < tables_.attention.size(); ++c) {
     const AttentionTimes& layers = tables_.attention[c];
-    const double near_s = layers.near_s * load.near.positions[c] + load.prompt_s[c];
+    const Work own = near(c, load), products = this->products(c, second.rows);
+    const Work other = {products.alone_s + own.alone_s, products.beside_s + own.beside_s};
     seconds += layers.cpu_s * (first.positions[c] + second.positions[c]) +
-               beside(one_s * share(layers), far_s(layers, c, second)) +
-               beside(two_s * share(layers) + near_s, far_s(layers, c, first));
+               together_s(this->products(c, rows), far(c, second)) +
+               together_s(other, far(c, first));
   }
   return seconds;
 }
@@ -149,10 +183,8 @@ std::array<double, 2> Predictor::hidden_s(const StepLoad& load) const {
   std::array<double, 2> hidden = {at(tables_.accelerator_s, second.rows),
                                   at(tables_.accelerator_s, rows)};
   for (size_t c = 0; c < tables_.attention.size(); ++c) {
-    const AttentionTimes& layers = tables_.attention[c];
-    hidden[0] += layers.near_s * load.near.positions[c] + load.prompt_s[c];
-    hidden[0] -= far_s(layers, c, first);
-    hidden[1] -= far_s(layers, c, second);
+    hidden[0] += near(c, load).alone_s - far(c, first).alone_s;
+    hidden[1] -= far(c, second).alone_s;
   }
   return hidden;
 }

@@ -24,12 +24,18 @@ struct StepLoad {
   double prompt_rows = 0;
   double outputs = 0;                          // rows of logits
   std::vector<double> prompt_s, cpu_prompt_s;  // [attention] of prompts, by device
+  std::vector<double> prompt_beside_s;         // the accelerator's while the CPU attends
   double visit_s = 0;                          // of far pages that prompts attend to
 };
 
 // Mean tokens of requests, and of a prompt as many as a step takes at once.
 struct RequestShape {
   double prompt = 0, output = 0, chunk = 0;
+};
+
+// Seconds that a work takes alone, and while the other device works all the time.
+struct Work {
+  double alone_s = 0, beside_s = 0;
 };
 
 class Predictor {
@@ -66,9 +72,9 @@ class Predictor {
  private:
   double at(const std::vector<double>& table, double rows) const;
   double with_cpu_s(const StepLoad& load) const;  // what no mode changes
-  double far_s(const AttentionTimes& layers, size_t c, const DecodeRows& far) const;
-  double share(const AttentionTimes& layers) const;
-  double beside(double one_s, double other_s) const;
+  Work near(size_t c, const StepLoad& load) const;
+  Work far(size_t c, const DecodeRows& far) const;
+  Work products(size_t c, double rows) const;
   double joint_s(const StepLoad& load) const;
   double split_s(const StepLoad& load) const;
   double steady_s(StepMode mode, double near, double far, double chunk,

@@ -65,11 +65,13 @@ def prices_of(preset: str = "rtx-4060-8gb-ddr5", model: str = "qwen3-8b") -> Ste
 def windowed(prices: StepPrices) -> StepPrices:
     """With half of the layers seeing 100 positions, and devices that disturb one another."""
     (kind,) = prices.attention
-    fields = ("cpu_s", "near_s", "far_s", "cpu_pair_s", "pair_s")
+    fields = ("cpu_s", "near_s", "far_s", "near_beside_s", "far_beside_s", "cpu_pair_s", "pair_s")
     half = dataclasses.replace(kind, **{name: getattr(kind, name) / 2 for name in fields})
+    half = dataclasses.replace(half, near_beside_s=half.near_s / 0.8, far_beside_s=half.far_s / 0.7)
     few = dataclasses.replace(half, window=100, layers=kind.layers // 2)
     half = dataclasses.replace(half, layers=kind.layers - few.layers)
-    return dataclasses.replace(prices, attention=(half, few), rate_while_both_compute=0.8)
+    slow = prices.accelerator_s / 0.9
+    return dataclasses.replace(prices, attention=(half, few), accelerator_beside_s=slow)
 
 
 def naive_rate(

@@ -65,13 +65,14 @@ TinyModel TinyFolder::on_disk(const TinyModel& model, int64_t ring_bytes, int64_
 std::string step_times(const TinyShape& shape) {
   constexpr double kStep_s = 1e-6;
   nlohmann::json times = nlohmann::json::parse(R"({
-    "rows": [1], "cpu_s": [0], "accelerator_s": [0], "head_s": [0],
-    "attention": [{"window": 0, "layers": 1, "cpu_s": 0, "near_s": 0, "cpu_pair_s": [0],
-                   "pair_s": [0]}],
+    "rows": [1], "cpu_s": [0], "accelerator_s": [0], "accelerator_beside_s": [0], "head_s": [0],
+    "attention": [{"window": 0, "layers": 1, "cpu_s": 0, "near_s": 0, "near_beside_s": 0,
+                   "cpu_pair_s": [0], "pair_s": [0]}],
     "prompt_row_s": 0, "parts_s": 0, "near_part_s": 0, "ask_s": 0, "ask_row_s": 0, "answer_s": 0,
-    "answer_row_s": 0, "block_to_host_s": 0, "block_to_accelerator_s": 0,
-    "rate_while_both_compute": 1})");
-  times["attention"][0]["far_s"] = kStep_s * shape.far_position_steps;
+    "answer_row_s": 0, "block_to_host_s": 0, "block_to_accelerator_s": 0})");
+  for (const char* far : {"far_s", "far_beside_s"}) {
+    times["attention"][0][far] = kStep_s * shape.far_position_steps;
+  }
   times["step_s"] = kStep_s;
   return times.dump();
 }

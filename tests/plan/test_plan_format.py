@@ -49,7 +49,7 @@ def test_json_is_as_agreed():
         "pages": {"cpu": 12},
     }
     assert document["predicted"] is None
-    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 13, 2)
+    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 14, 2)
     assert document["limits"] == {
         "context": 600,
         "step_tokens": 7,
@@ -143,8 +143,8 @@ def spare(number):
     ("path", "value", "message"),
     [
         (("format",), "gguf", r"format: expected 'helm-plan', found 'gguf'"),
-        (("version",), 2, r"version: expected 13, found 2; make the plan anew"),
-        (("version",), 7, r"version: expected 13, found 7; make the plan anew"),
+        (("version",), 2, r"version: expected 14, found 2; make the plan anew"),
+        (("version",), 7, r"version: expected 14, found 7; make the plan anew"),
         (("version",), True, "version: expected an integer"),
         (("units",), "absent", "key 'units' is missing"),
         (("layers",), {}, "unknown key 'layers'"),

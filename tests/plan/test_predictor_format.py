@@ -50,8 +50,8 @@ def test_tables_survive_the_text_of_a_plan() -> None:
         (("attention", 0, "more"), 1, r"attention\[0\]: unknown key 'more'"),
         (("answer_row_s",), "1", "predictor.answer_row_s: expected a finite number"),
         (("step_s",), 1e299, "predictor.step_s: expected a number from 0 to 1e"),
-        (("rate_while_both_compute",), 0, "expected a share above 0, at most 1"),
-        (("rate_while_both_compute",), 1.5, "expected a number from 0 to 1"),
+        (("attention", 0, "far_beside_s"), 0.0, r"far_beside_s: expected no less than far_s"),
+        (("accelerator_beside_s", 1), 0.0, r"beside_s\[1\]: expected no less than accelerator_s"),
     ],
 )
 def test_hostile_tables_are_refused_by_name(path: Any, value: Any, said: str) -> None:

@@ -39,7 +39,7 @@ def step_s(tables: Predictor, mode: str, rows: Rows) -> float:
     for kind in tables.attention:
         seen = [sum(visible(n, kind.window) for n in each) for each in (rows.near, far)]
         seconds += kind.cpu_s * sum(seen)
-        near = kind.near_s * seen[0]
+        near, near_slow = kind.near_s * seen[0], kind.near_beside_s * seen[0]
         for past, tokens, count in rows.prompts:
             pairs = sum_to(past + tokens, kind.window) - sum_to(past, kind.window)
             reach = past + tokens
@@ -49,23 +49,35 @@ def step_s(tables: Predictor, mode: str, rows: Rows) -> float:
                        for table in (kind.cpu_pair_s, kind.pair_s)]  # fmt: skip
             seconds += count * max(compute[0], reach * kind.cpu_s)
             near += count * max(compute[1], reach * kind.near_s)
+            near_slow += count * max(compute[1], reach * kind.near_beside_s)
         if not far:
             seconds += near
             continue
         ask = kind.layers * (tables.ask_s + tables.ask_row_s * len(far))
         answer = kind.layers * (tables.answer_s + tables.answer_row_s * len(far))
-        cpu = kind.far_s * seen[1]
-        lost = 1 / tables.rate_while_both_compute - 1
+        cpu, cpu_slow = kind.far_s * seen[1], kind.far_beside_s * seen[1]
         if mode == "joint":
-            near += kind.layers * tables.near_part_s
-            seconds += max(near, ask + cpu + answer) + lost * min(max(0.0, near - ask), cpu)
+            part = kind.layers * tables.near_part_s
+            near, near_slow = near + part, near_slow + part
+            left = max(0.0, near - ask)
+            rest, attended = ends(left, left * near_slow / near, cpu, cpu_slow)
+            seconds += max(near - left + rest, ask + attended + answer)
             seconds += kind.layers * tables.parts_s
         else:
             share = kind.layers / layers
-            one, other = share * own[0], ask + cpu + answer
-            seconds += max(one, other) + lost * min(one, other)
+            slow = share * line(tables.rows, tables.accelerator_beside_s, first)
+            crossing = ask + answer
+            seconds += max(ends(share * own[0], slow, crossing + cpu, crossing + cpu_slow))
             seconds += share * own[1] + near + 2 * kind.layers * tables.parts_s
     return seconds
+
+
+def ends(one: float, one_slow: float, other: float, other_slow: float) -> tuple[float, float]:
+    """Of two works at once, each slow until the first has ended."""
+    if min(one, other) == 0.0:
+        return one, other
+    first = min(one_slow, other_slow)
+    return first + one * (1 - first / one_slow), first + other * (1 - first / other_slow)
 
 
 def line(counts: Sequence[int], table: Sequence[float], size: float) -> float:

@@ -5,6 +5,7 @@ Shares with helm only the graph and the counts per op; profiles arrive as parsed
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
@@ -94,6 +95,29 @@ def reading(rates: dict[str, Any], kind: str) -> float:
     return rates["matvec_bytes_per_s"][kind]
 
 
+def beside(task: Task) -> Task:
+    """The task's machine while both devices read the same memory."""
+    share = task.profile["link"]["rate_while_both_compute"]
+    sites = {site: {**task.profile[site], "left": share} for site in ("cpu", "accelerator")}
+    return dataclasses.replace(task, profile={**task.profile, **sites})
+
+
+def reads(task: Task, site: str, kind: str) -> float:
+    """Bytes/s of weights where some lie in mapped files, while another device may read, too."""
+    rates, mapped = device(task, site), task.mapped if site == "cpu" else 0.0
+
+    def alone(one: str) -> float:
+        rate = reading(rates, one)
+        return 1 / ((1 - mapped) / rate + mapped / (rate * rates.get("mapped_matvec_ratio", 1)))
+
+    return left_of(rates, alone(kind), [alone(one) for one in ("f32", "f16", "bf16")
+                                        if one in rates["matvec_bytes_per_s"]])  # fmt: skip
+
+
+def left_of(rates: dict[str, Any], rate: float, plain: list[float]) -> float:
+    return min(rate, max(rate, *plain) * rates.get("left", 1.0))
+
+
 def products(rates: dict[str, Any], kind: str) -> dict[str, float]:
     """tokens -> FLOP/s"""
     if kind != "bf16c":
@@ -135,11 +159,7 @@ def unit_seconds(
                 size = weight_bytes("bf16" if held == "bf16c" else held, height, width)
                 if part.bias:
                     size += F32 * height
-                rate = reading(rates, kind)
-                mapped = task.mapped if site == "cpu" else 0.0
-                memory += (1 - mapped) * size / rate
-                if mapped:
-                    memory += mapped * size / (rate * rates["mapped_matvec_ratio"])
+                memory += size / reads(task, site, kind)
             total += max(compute, memory)
         elif not isinstance(op, Attention):
             moved = cost.activation_bytes + cost.weight_bytes
@@ -154,7 +174,9 @@ def attend(
     flops = 4 * op.heads * op.head_dim * pairs
     size = positions * kv_size(task, op)
     rate = interpolate(rates["attention_flops"][dtype], queries * op.heads // op.kv_heads)
-    return max(flops / rate, size / rates["attention_bytes_per_s"][dtype])
+    plain = [reading(rates, kind) for kind in ("f32", "f16", "bf16")
+             if kind in rates["matvec_bytes_per_s"]]  # fmt: skip
+    return max(flops / rate, size / left_of(rates, rates["attention_bytes_per_s"][dtype], plain))
 
 
 def kv_size(task: Task, op: Attention) -> int:

@@ -7,9 +7,9 @@ import itertools
 import math
 
 from naive_steps import Batch, decode_batch, fill_steps, prefill_batches
-from naive_timeline import period, run
+from naive_timeline import Step, period, run
 
-from naive_rates import Plan, Task, places
+from naive_rates import Plan, Task, beside, places
 
 
 def decode_seconds(task: Task, plan: Plan, context: int) -> float:
@@ -23,19 +23,36 @@ def decode_seconds(task: Task, plan: Plan, context: int) -> float:
     whole = decode_batch(task, plan, context)
     if whole.site == "cpu":
         return alone  # the caller attends for the accelerator
-    beside = [group.copies_s() for group in reversed(groups)]
-    found = period([slowed(*one) for one in zip(groups, beside, strict=True)])
-    together = max(0.0, alone - found)
-    return alone - together + together * (1 / task.profile["link"]["rate_while_both_compute"] - 1)
+    copying = [group.copies_s() for group in reversed(groups)]
+    steps = [slowed(*one) for one in zip(groups, copying, strict=True)]
+    together = max(0.0, alone - period(steps))
+    disturbed = [dataclasses.replace(group, task=beside(group.task)) for group in groups]
+    plain = [group.step() for group in groups]
+    cpu, cpu_slow = (sum(map(cpu_s, each)) for each in (plain, [one.step() for one in disturbed]))
+    other = alone - cpu
+    other_slow = sum(run([one.step()], 1) for one in disturbed) - cpu_slow
+    cpu_factor = 1 + min(1.0, together / sum(map(cpu_s, steps))) * (cpu_slow / cpu - 1)
+    factor = 1 + min(1.0, together / other) * (other_slow / other - 1) if other else 1.0
+    for step in steps:
+        step.begin_s *= cpu_factor
+        lanes = [one.lane for one in step.program.tasks]
+        step.seconds = [
+            s * (cpu_factor if lane == "cpu" else factor)
+            for s, lane in zip(step.seconds, lanes, strict=True)
+        ]
+    return min(alone, period(steps))
+
+
+def cpu_s(step: Step) -> float:
+    tasks = zip(step.seconds, step.program.tasks, strict=True)
+    return step.begin_s + sum(s for s, one in tasks if one.lane == "cpu")
 
 
 def slowed(batch: Batch, copies_s: float):
     """The step where the CPU has only a part of its rate beside so much copying."""
     step, rate = batch.step(), batch.task.profile["link"]["cpu_rate_while_copying"]
     lanes = [one.lane for one in step.program.tasks]
-    own = step.begin_s + sum(
-        s for s, lane in zip(step.seconds, lanes, strict=True) if lane == "cpu"
-    )
+    own = cpu_s(step)
     factor = min(1 / rate, 1 + (1 - rate) * copies_s / own) if own else 1.0
     step.begin_s *= factor
     step.seconds = [

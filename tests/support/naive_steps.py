@@ -24,6 +24,7 @@ from naive_rates import (
     Plan,
     Task,
     attend,
+    beside,
     kv_size,
     layer_ops,
     pair_count,
@@ -147,11 +148,11 @@ class Batch:
             return link["latency_s"] + F32 * len(self.runs) * width / rate
         if one.verb == "far":
             if one.device == "cpu":
-                return self._wait() + self._far(op, "cpu") + self._slower(op)
+                return self._wait() + self._far(op, "cpu") + self._slower(op, "cpu")
             return self._far(op, "accelerator") / max(1, found.pages) + launch + self._stage()
         return (
             self._stage()
-            + self._slower(op) * (one.verb == "near")
+            + self._slower(op, "accelerator") * (one.verb == "near")
             + self._part(one.verb, self._unit(one), op, launch)
         )
 
@@ -169,17 +170,25 @@ class Batch:
         host = self.task.profile["cpu"]
         return float(self.task.profile["accelerator"]["step_s"] + host["step_s"] + 2 * host["op_s"])
 
-    def _slower(self, op: Attention) -> float:
-        """What attention of both takes longer as both attend."""
+    def _slower(self, op: Attention, site: str) -> float:
+        """What attention of one takes longer as both attend."""
         if self.site != "cpu":
             return 0.0
         link = self.task.profile["link"]
         widths = {value.name: value.width for value in self.task.model.graph.values}
         down = F32 * len(self.runs) * widths[op.input] / link["to_host_bytes_per_s"]
         begin = link["latency_s"] + down + self._wait()
-        near = self._near(op) + self.task.profile["accelerator"]["op_s"] + self._stage()
-        both = max(0.0, min(near, begin + self._far(op, "cpu")) - begin)
-        return both / link["rate_while_both_compute"] - both
+        disturbed = dataclasses.replace(self, task=beside(self.task))
+        fixed = self.task.profile["accelerator"]["op_s"] + self._stage()
+        near, far = self._near(op) + fixed, self._far(op, "cpu")
+        if near <= begin or far == 0.0:
+            return 0.0
+        slow = {
+            "accelerator": (disturbed._near(op) + fixed) / near,
+            "cpu": disturbed._far(op, "cpu") / far,
+        }
+        both = min((near - begin) * slow["accelerator"], far * slow["cpu"])
+        return both - both / slow[site]
 
     def _part(self, verb: str, layer: Layer, op: Attention, launch: float) -> float:
         """Up to attention, of attention to near pages, and from there on. Two empty partials more

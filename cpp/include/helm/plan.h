@@ -227,7 +227,7 @@ struct Limits {
 };
 
 struct HELM_API Plan {
-  static constexpr int kVersion = 13;
+  static constexpr int kVersion = 14;
   static constexpr DeviceIndex kFirstAccelerator = kCpu + 1;  // if there is one
   static constexpr int64_t kUnlimited = int64_t{1} << 62;     // bytes of memory
 

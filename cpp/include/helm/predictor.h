@@ -34,9 +34,10 @@ struct AttentionTimes {
   int64_t window = 0;  // positions that a query sees; 0: all
   int64_t layers = 0;  // that lie on the accelerator
   // For each position that a decoding row sees:
-  double cpu_s = 0;   // in the layers that lie on the CPU
-  double near_s = 0;  // in the accelerator's, by the accelerator
-  double far_s = 0;   // in the accelerator's, by the CPU
+  double cpu_s = 0;                            // in the layers that lie on the CPU
+  double near_s = 0;                           // in the accelerator's, by the accelerator
+  double far_s = 0;                            // in the accelerator's, by the CPU
+  double near_beside_s = 0, far_beside_s = 0;  // the same while both devices attend
   // [rows] for a query and a key of a prompt's chunk of so many rows, of either device's layers
   std::vector<double> cpu_pair_s, pair_s;
 };
@@ -46,7 +47,8 @@ struct PredictorTables {
   std::vector<int64_t> rows;  // ascending, from 1
   // [rows] all but attention and head of a step of so many rows, by device; crossings are the CPU's
   std::vector<double> cpu_s, accelerator_s;
-  std::vector<double> head_s;  // [rows] of so many rows of logits
+  std::vector<double> accelerator_beside_s;  // [rows] while the CPU attends
+  std::vector<double> head_s;                // [rows] of so many rows of logits
   std::vector<AttentionTimes> attention;
   double step_s = 0;        // of any step
   double prompt_row_s = 0;  // of attention, for each row of a prompt
@@ -57,7 +59,6 @@ struct PredictorTables {
   double answer_s = 0, answer_row_s = 0;  // until its results are there, likewise
   // Of moving a block of KV between the memories.
   double block_to_host_s = 0, block_to_accelerator_s = 0;
-  double rate_while_both_compute = 1;  // share of their rates that both devices keep
 };
 
 }  // namespace helm

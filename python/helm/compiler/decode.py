@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from helm.compiler.beside import slowdown
 from helm.compiler.layers import decode_attention_s, decode_layers
 from helm.compiler.overflow import alike
 from helm.compiler.problem import Overflow
@@ -16,6 +17,8 @@ from helm.compiler.program import pattern
 from helm.compiler.setting import F32, Setting, Site
 from helm.compiler.timeline import Flight, Seconds, Spread, backward, period_s
 from helm.compiler.times import ATTENTION, DEVICE_TERMS, F64, FIXED, I64, LINK, OVERFLOW, TERMS
+
+_LEAST_S = 1e-12
 
 
 @dataclass(frozen=True)
@@ -118,17 +121,40 @@ def price_decode(
         return whole
     kept, place = alike(away & (overflow == "stream"))
     tail = setting.decode_units["cpu head"].sum() if head == "cpu" else 0.0
-    flights = []
+    cpus, owns = [], []
     for priced, copies in ((first, second_copy), (second, first_copy)):
-        cpu = setting.link.beside_copies(priced.cpu, copies[:, kept])
-        own = priced.accelerator[:, kept]  # with copies, which are in the same queue
-        flights.append(Flight(pattern(False, "none"), (cpu - tail, 0.0, own, 0.0, tail)))
-    serial, period = whole.total[:, kept], period_s(flights)
-    # While both work each keeps a part of its rate.
-    period = period + (serial - period) * (1.0 / setting.link.rate_while_both_compute - 1.0)
+        cpus.append(setting.link.beside_copies(priced.cpu, copies[:, kept]))
+        owns.append(priced.accelerator[:, kept])  # with copies, which are in the same queue
+    serial, period = whole.total[:, kept], _alternating_s(cpus, owns, tail)
+    if setting.beside is not setting:
+        slow = [_decode_step(half.beside, head, overflow, context)[0] for half in (one, other)]
+        both = serial - period
+        cpu = _slower(both, cpus, [first.cpu, second.cpu], [half.cpu for half in slow])
+        alone_s, slow_s = (
+            [p.accelerator[:, kept] for p in each] for each in ((first, second), slow)
+        )
+        own = _slower(both, owns, alone_s, slow_s)
+        period = _alternating_s([s * cpu for s in cpus], [s * own for s in owns], tail * cpu)
     saved = saved_s(serial, period)[:, place]
     alone = setting.rows.has_blocks[:, None] & away & (overflow == "cpu")
     return dataclasses.replace(whole, overlap=np.where(alone, 0.0, saved))
+
+
+def _alternating_s(cpu_s: Sequence[F64], own_s: Sequence[F64], tail_s: Seconds) -> F64:
+    """Until both groups have taken a step: one is at the CPU, whose last is tail_s, while the other
+    is at the accelerator."""
+    steps = ((cpu - tail_s, 0.0, own, 0.0, tail_s) for cpu, own in zip(cpu_s, own_s, strict=True))
+    return period_s([Flight(pattern(False, "none"), seconds) for seconds in steps])
+
+
+def _slower(
+    both_s: F64, own_s: Sequence[F64], alone_s: Sequence[F64], beside_s: Sequence[F64]
+) -> F64:
+    """How many times as long a device takes for both groups, own_s undisturbed, of which the other
+    works for both_s, too. alone_s, beside_s: its steps without copies, undisturbed and disturbed
+    all the time."""
+    share = np.minimum(1.0, both_s / np.maximum(_LEAST_S, sum(own_s)))
+    return np.asarray(1.0 + share * (slowdown(sum(alone_s), sum(beside_s)) - 1.0))
 
 
 def saved_s(serial_s: F64, overlapped_s: F64) -> F64:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from helm.compiler.beside import decode_attention_beside, slowdown, slower_s
 from helm.compiler.counts import Step
 from helm.compiler.overflow import Far, PrefillFar, decode_far, far_pairs, run_far
 from helm.compiler.problem import Overflow
@@ -179,15 +180,17 @@ def _spread(
         seconds |= {"page": copies / pages, "far": far_s / pages + op_s + stage_s}
         return SpreadLayer(seconds, far, near_s, copies)
     query, partial = (setting.batch * size for size in asked_bytes(setting, op))
-    # While both attend each keeps a part of its rate.
     down = link.latency_s + query / link.to_host_bytes_per_s
-    wait, attend = begin_asked_s(setting), far_s
-    both = np.clip(seconds["near"] - down - wait, 0.0, attend)
-    slower = both * (1.0 / link.rate_while_both_compute - 1.0)
+    wait = begin_asked_s(setting)
+    own_s = seconds["near"]
+    own = slowdown(own_s, own_s + near_s * (decode_attention_beside(setting, op, 1) - 1.0))
+    left_s = np.maximum(0.0, own_s - down - wait)  # once the CPU has been asked
+    far_beside_s = far_s * decode_attention_beside(setting, op, 0)
+    slower, far_slower = slower_s(left_s, left_s * own, far_s, far_beside_s)
     seconds |= {
         DOWN: down,
-        "near": seconds["near"] + slower,
-        "far": wait + attend + slower,
+        "near": own_s + slower,
+        "far": wait + far_s + far_slower,
         UP: link.latency_s + partial / link.to_accelerator_bytes_per_s,
     }
     return SpreadLayer(seconds, far, near_s, np.zeros_like(near_s))

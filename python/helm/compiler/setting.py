@@ -20,7 +20,7 @@ from helm.compiler.overflow import Bools, Pool
 from helm.compiler.problem import KvPlace, ResourceLimits, Space
 from helm.compiler.times import DEVICE_TERMS, F64, I64, BlockClasses, classify, unit_s
 from helm.machine.profile import Profile
-from helm.machine.rates import AcceleratorProfile, CpuProfile, LinkProfile
+from helm.machine.rates import AcceleratorProfile, CpuProfile, LinkProfile, beside_another
 from helm.plan.kv import window_blocks
 from helm.plan.records import Workload
 
@@ -122,6 +122,20 @@ class Setting:
         sizes = (self.batch + 1) // 2, self.batch // 2
         of = {size: dataclasses.replace(self, batch=size) for size in sizes}
         return of[sizes[0]], of[sizes[1]]
+
+    @functools.cached_property
+    def beside(self) -> Setting:
+        """With the rates of both devices while both work; this one where they keep them."""
+        share = 1.0 if self.link is None else self.link.rate_while_both_compute
+        if self.accelerator is None or self.link is None or share >= 1.0:
+            return self
+        return dataclasses.replace(
+            self,
+            cpu=beside_another(self.cpu, share),
+            accelerator=beside_another(self.accelerator, share),
+            link=dataclasses.replace(self.link, rate_while_both_compute=1.0),
+            known=self.once("beside", dict),
+        )
 
     @property
     def visit_bytes_per_s(self) -> float:

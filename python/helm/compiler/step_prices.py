@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from helm.compiler.beside import decode_attention_beside, slowdown, slower_s
 from helm.compiler.counts import Step
 from helm.compiler.decode import crossing_s, device_base
 from helm.compiler.layers import asked_bytes, begin_asked_s
@@ -31,6 +32,9 @@ MOST_SKIPS = 4  # steps for which a far row is passed over
 SLOWDOWN, LEAST_TARGET_S, LEAST_ROWS = 2.25, 0.05, 4
 # Powers of two up to 2048, and what lies between two of them.
 _ROWS = tuple(sorted({2**n for n in range(12)} | {3 * 2**n for n in range(10)}))
+_BY_LAYOUT = (
+    "cpu_s", "near_s", "far_s", "near_beside_s", "far_beside_s", "cpu_pair_s", "pair_s",
+)  # fmt: skip
 
 
 @functools.cache
@@ -50,6 +54,8 @@ class _Attention:
     cpu_s: F64
     near_s: F64
     far_s: F64
+    near_beside_s: F64
+    far_beside_s: F64
     cpu_pair_s: F64
     pair_s: F64
 
@@ -74,6 +80,7 @@ class StepPrices:
     rows: tuple[int, ...]
     cpu_s: F64
     accelerator_s: F64
+    accelerator_beside_s: F64
     head_s: F64
     attention: tuple[_Attention, ...]
     step_s: F64
@@ -86,7 +93,6 @@ class StepPrices:
     ask_row_s: float = 0.0
     answer_s: float = 0.0
     answer_row_s: float = 0.0
-    rate_while_both_compute: float = 1.0
 
     def record(self, layout: int) -> Predictor:
         """What a plan with this layout says."""
@@ -99,7 +105,7 @@ class StepPrices:
             AttentionTimes(
                 kind.window,
                 int(kind.layers[layout]),
-                *map(one, (kind.cpu_s, kind.near_s, kind.far_s, kind.cpu_pair_s, kind.pair_s)),
+                *(one(getattr(kind, name)) for name in _BY_LAYOUT),
             )
             for kind in self.attention
         )
@@ -107,6 +113,7 @@ class StepPrices:
             self.rows,
             one(self.cpu_s),
             one(self.accelerator_s),
+            one(self.accelerator_beside_s),
             one(self.head_s),
             kinds,
             one(self.step_s),
@@ -119,7 +126,6 @@ class StepPrices:
             self.answer_row_s,
             one(self.block_to_host_s),
             one(self.block_to_accelerator_s),
-            self.rate_while_both_compute,
         )
 
     def steady_rate(
@@ -178,21 +184,30 @@ class StepPrices:
             layers, seen = kind.layers[:, None], np.asarray(kind.seen(length))
             seconds += kind.cpu_s[:, None] * (near + far) * seen
             seconds += self._prompt_s(kind.cpu_pair_s, kind.cpu_s, kind, past, tokens, count)
-            own_s = kind.near_s[:, None] * near * seen
-            own_s = own_s + self._prompt_s(kind.pair_s, kind.near_s, kind, past, tokens, count)
-            attend = kind.far_s[:, None] * far * seen
+            own_s, own_beside_s = (
+                each[:, None] * near * seen
+                + self._prompt_s(kind.pair_s, each, kind, past, tokens, count)
+                for each in (kind.near_s, kind.near_beside_s)
+            )
+            attend, attend_beside = (
+                each[:, None] * far * seen for each in (kind.far_s, kind.far_beside_s)
+            )
             ask = layers * asked * (self.ask_s + self.ask_row_s * far)
             answer = layers * asked * (self.answer_s + self.answer_row_s * far)
-            lost = 1.0 / self.rate_while_both_compute - 1.0
             if mode == "split":
                 share = layers / np.maximum(1.0, self._layers[:, None])
                 one, other = own[0] * share, ask + attend + answer
-                seconds += np.maximum(one, other) + lost * np.minimum(one, other)
+                one_beside = self._at(self.accelerator_beside_s, batches[0]) * share
+                more, other_more = slower_s(one, one_beside, other, ask + attend_beside + answer)
+                seconds += np.maximum(one + more, other + other_more)
                 seconds += own[1] * share + own_s + 2 * layers * asked * self.parts_s
                 continue
-            own_s = own_s + layers * asked * self.near_part_s
-            slower = lost * np.clip(own_s - ask, 0.0, attend)
-            seconds += np.maximum(own_s, ask + attend + answer) + slower
+            part_s = layers * asked * self.near_part_s
+            own_s, own_beside_s = own_s + part_s, own_beside_s + part_s
+            left = np.maximum(0.0, own_s - ask)  # once the CPU has been asked
+            left_beside = left * slowdown(own_s, own_beside_s)
+            more, other_more = slower_s(left, left_beside, attend, attend_beside)
+            seconds += np.maximum(own_s + more, ask + attend + other_more + answer)
             seconds += layers * asked * self.parts_s
         return np.asarray(seconds)
 
@@ -271,6 +286,7 @@ def _step_prices(setting: Setting, head: Site) -> StepPrices:
     most = min(setting.limits.step_tokens, _ROWS[-1])
     rows = (*(count for count in _ROWS if count < most), most)
     cpu, own, heads = _linear(setting, head, rows)
+    beside = own if setting.beside is setting else _linear(setting.beside, head, rows)[1]
     device, link, layers = setting.accelerator, setting.link, setting.counts()
     asked = np.array([
         sum(op.heads for op in attentions(layer)) for layer in setting.classes.units
@@ -280,7 +296,16 @@ def _step_prices(setting: Setting, head: Site) -> StepPrices:
     if device is None or link is None:
         none = np.zeros_like(step_s)
         return StepPrices(
-            rows, cpu, own, heads, _attention(setting, rows), step_s, none, none, prompt_row_s
+            rows,
+            cpu,
+            own,
+            beside,
+            heads,
+            _attention(setting, rows),
+            step_s,
+            none,
+            none,
+            prompt_row_s,
         )
     position = np.array([
         sum(position_bytes(setting.model, op) for op in attentions(layer))
@@ -294,6 +319,7 @@ def _step_prices(setting: Setting, head: Site) -> StepPrices:
         rows=rows,
         cpu_s=cpu,
         accelerator_s=own,
+        accelerator_beside_s=beside,
         head_s=heads,
         attention=_attention(setting, rows),
         step_s=step_s + setting.rows.uses_accelerator(head) * device.step_s,
@@ -306,7 +332,6 @@ def _step_prices(setting: Setting, head: Site) -> StepPrices:
         ask_row_s=asks / link.to_host_bytes_per_s,
         answer_s=link.latency_s,
         answer_row_s=answers / link.to_accelerator_bytes_per_s,
-        rate_while_both_compute=link.rate_while_both_compute,
     )
 
 
@@ -342,8 +367,11 @@ def _attention(setting: Setting, rows: tuple[int, ...]) -> tuple[_Attention, ...
             here, there = on_cpu[:, number], own[:, number]
             position = [seconds(1, one, at) for at in (cpu, device)]
             pairs = [np.array([seconds(n, none, at) for n in rows]) for at in (cpu, device)]
-            sums = found.setdefault(op.window, [nothing] * 4 + [np.zeros((len(rows), 1))] * 2)
-            more = (there, here * position[0], there * position[1], there * position[0],
+            sums = found.setdefault(op.window, [nothing] * 6 + [np.zeros((len(rows), 1))] * 2)
+            near_s, far_s = there * position[1], there * position[0]
+            more = (there, here * position[0], near_s, far_s,
+                    near_s * decode_attention_beside(setting, op, 1),
+                    far_s * decode_attention_beside(setting, op, 0),
                     np.outer(pairs[0], here), np.outer(pairs[1], there))  # fmt: skip
             sums[:] = [before + added for before, added in zip(sums, more, strict=True)]
     return tuple(_Attention(window, *sums) for window, sums in found.items())

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from helm.base.formats import FORMATS, KV_ELEMENT_BYTES
+from helm.base.formats import DTYPE_BYTES, FORMATS, KV_ELEMENT_BYTES
 from helm.errors import ProfileError
 
 # Of an accelerator's memory, left for the driver's context, its libraries and what fragmentation
@@ -102,6 +102,24 @@ class DeviceProfile:
 
 
 Device = TypeVar("Device", bound=DeviceProfile)
+
+
+def beside_another(device: Device, share: float) -> Device:
+    """The rates while another device works that reads the same memory. Nothing is read faster than
+    at `share` of the rate of weights in elements; arithmetic keeps its rates."""
+    if share >= 1.0:
+        return device
+    reads = device.matvec_bytes_per_s
+    most = max(rate for kind, rate in reads.items() if kind in DTYPE_BYTES)
+
+    def left(rates: Mapping[str, float]) -> dict[str, float]:
+        return {kind: r * min(1.0, share * max(1.0, most / r)) for kind, r in rates.items()}
+
+    return dataclasses.replace(
+        device,
+        matvec_bytes_per_s=left(reads),
+        attention_bytes_per_s=left(device.attention_bytes_per_s),
+    )
 
 
 def _with_packed(device: Device) -> Device:
@@ -326,11 +344,11 @@ def capped_reserve(cap_bytes: int | None) -> int | None:
 @dataclass(frozen=True, kw_only=True)
 class LinkProfile:
     """Between host and accelerator. cpu_rate_while_copying: share of the CPU's rates that is
-    left while a copy runs, 0 < share <= 1. rate_while_both_compute: share of their rates that both
-    devices keep while both decode: 1 where each has memory of its own, 0.5 where it is as if they
-    took turns. locks_mapped: mapped files are page-locked where they visit, too. latency_s: what a
-    copy that somebody waits for takes beside its bytes. queued_copy_s: what one behind another
-    takes, None: as much."""
+    left while a copy runs, 0 < share <= 1. rate_while_both_compute: share of their rates of reading
+    weights that both devices keep while both do: 1 where each has memory of its own, 0.5 where it
+    is as if they took turns. locks_mapped: mapped files are page-locked where they visit, too.
+    latency_s: what a copy that somebody waits for takes beside its bytes. queued_copy_s: what one
+    behind another takes, None: as much."""
 
     to_accelerator_bytes_per_s: float
     to_host_bytes_per_s: float

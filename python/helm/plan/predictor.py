@@ -16,14 +16,17 @@ _MOST_S = 1e30
 class AttentionTimes:
     """Of all layers with this window, 0: all positions are seen. layers: that lie on the
     accelerator. For each position that a decoding row sees, cpu_s: in the CPU's layers, near_s: in
-    the accelerator's, there, far_s: in the accelerator's, by the CPU. cpu_pair_s, pair_s: for a
-    query and a key of a prompt's chunk of so many rows, in the layers of either device."""
+    the accelerator's, there, far_s: in the accelerator's, by the CPU; near_beside_s, far_beside_s:
+    the same while both devices attend. cpu_pair_s, pair_s: for a query and a key of a prompt's
+    chunk of so many rows, in the layers of either device."""
 
     window: int
     layers: int
     cpu_s: float
     near_s: float
     far_s: float
+    near_beside_s: float
+    far_beside_s: float
     cpu_pair_s: tuple[float, ...]
     pair_s: tuple[float, ...]
 
@@ -31,10 +34,10 @@ class AttentionTimes:
 @dataclass(frozen=True)
 class Predictor:
     """Seconds. rows: counts of rows, from 1. cpu_s, accelerator_s: all but attention and the head
-    of a step of so many rows, by device, crossings with the CPU. head_s: of so many rows of logits.
-    step_s: of any step. prompt_row_s: of attention, for each row of a prompt. block_to_host_s,
-    block_to_accelerator_s: of a block of KV that moves. rate_while_both_compute: the share of their
-    rates that both devices keep.
+    of a step of so many rows, by device, crossings with the CPU. accelerator_beside_s: its own
+    while the CPU attends. head_s: of so many rows of logits. step_s: of any step. prompt_row_s: of
+    attention, for each row of a prompt. block_to_host_s, block_to_accelerator_s: of a block of KV
+    that moves.
 
     Of a layer in a step for whose far rows the CPU attends, parts_s: as it runs in parts;
     near_part_s: as near attention is one of them; ask_s, ask_row_s: until the CPU can attend, and
@@ -44,6 +47,7 @@ class Predictor:
     rows: tuple[int, ...]
     cpu_s: tuple[float, ...]
     accelerator_s: tuple[float, ...]
+    accelerator_beside_s: tuple[float, ...]
     head_s: tuple[float, ...]
     attention: tuple[AttentionTimes, ...]
     step_s: float
@@ -56,7 +60,6 @@ class Predictor:
     answer_row_s: float
     block_to_host_s: float
     block_to_accelerator_s: float
-    rate_while_both_compute: float
 
 
 def check_predictor(predictor: Predictor | None, alone: bool, node: Reader) -> None:
@@ -98,6 +101,11 @@ def check_predictor(predictor: Predictor | None, alone: bool, node: Reader) -> N
                     item.number(0.0, _MOST_S)
             else:
                 child[field.name].number(0.0, _MOST_S)
-    share = node["rate_while_both_compute"]
-    if not share.number(0.0, 1.0) > 0.0:
-        share.reject("expected a share above 0, at most 1")
+    beside = zip(predictor.accelerator_s, node["accelerator_beside_s"].items(), strict=True)
+    pairs = [("accelerator_s", seconds, child) for seconds, child in beside]
+    for times, child in zip(predictor.attention, kinds, strict=True):
+        pairs.append(("near_s", times.near_s, child["near_beside_s"]))
+        pairs.append(("far_s", times.far_s, child["far_beside_s"]))
+    for name, seconds, child in pairs:
+        if child.number(0.0, _MOST_S) < seconds:
+            child.reject(f"expected no less than {name}")

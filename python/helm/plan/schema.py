@@ -42,7 +42,7 @@ from helm.plan.units import (
 from helm.plan.weights import Slice, TensorSpec, check_weights, slice_bytes
 
 FORMAT = "helm-plan"
-VERSION = 13
+VERSION = 14
 
 
 @dataclass(frozen=True)

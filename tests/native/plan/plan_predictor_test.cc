@@ -21,6 +21,7 @@ json with_predictor() {
   plan["predictor"] = {{"rows", {1, 8}},
                        {"cpu_s", table},
                        {"accelerator_s", table},
+                       {"accelerator_beside_s", {1.0, 2.5}},
                        {"head_s", table},
                        {"attention",
                         {{{"window", 0},
@@ -28,9 +29,10 @@ json with_predictor() {
                           {"cpu_s", 0},
                           {"near_s", 1.5},
                           {"far_s", 3},
+                          {"near_beside_s", 2},
+                          {"far_beside_s", 3},
                           {"cpu_pair_s", table},
-                          {"pair_s", table}}}},
-                       {"rate_while_both_compute", 0.5}};
+                          {"pair_s", table}}}}};
   for (const char* name :
        {"step_s", "prompt_row_s", "parts_s", "near_part_s", "ask_s", "ask_row_s", "answer_s",
         "answer_row_s", "block_to_host_s", "block_to_accelerator_s"}) {
@@ -50,7 +52,8 @@ TEST_CASE("a plan may have a predictor's tables") {
   CHECK(predictor->head_s == std::vector<double>{1, 2});
   CHECK(predictor->attention[0].near_s == 1.5);
   CHECK(predictor->answer_row_s == 0.25);
-  CHECK(predictor->rate_while_both_compute == 0.5);
+  CHECK(predictor->attention[0].near_beside_s == 2);
+  CHECK(predictor->accelerator_beside_s == std::vector<double>{1, 2.5});
   json plan = good;
   plan["predictor"] = nullptr;
   CHECK(!helm::Plan::from_json(plan.dump()).predictor.has_value());
@@ -72,7 +75,7 @@ TEST_CASE("damaged tables of a predictor are named") {
   expect(damaged("/predictor/rows/0", 2), "predictor.rows[0]: expected counts that rise from 1");
   expect(damaged("/predictor/rows/1", 1), "predictor.rows[1]: expected counts that rise from 1");
   expect(damaged("/predictor/rows/1", int64_t{1} << 40), "predictor.rows[1]");
-  for (const char* name : {"cpu_s", "accelerator_s", "head_s"}) {
+  for (const char* name : {"cpu_s", "accelerator_s", "accelerator_beside_s", "head_s"}) {
     const std::string path = std::string("/predictor/") + name;
     expect(damaged(path.c_str(), {1.0}), std::string("predictor.") + name + ": expected 2 entries");
     expect(damaged((path + "/1").c_str(), -1), std::string("predictor.") + name + "[1]: expected");
@@ -93,10 +96,12 @@ TEST_CASE("damaged tables of a predictor are named") {
     expect(damaged(path.c_str(), -1), std::string("predictor.") + name + ": expected seconds");
     expect(damaged(path.c_str(), "1"), std::string("predictor.") + name);
   }
-  for (const double share : {0.0, -0.5, 1.5}) {
-    expect(damaged("/predictor/rate_while_both_compute", share),
-           "predictor.rate_while_both_compute: expected a share above 0, at most 1");
-  }
+  expect(damaged("/predictor/attention/0/near_beside_s", 1.25),
+         "attention[0].near_beside_s: expected no less than near_s");
+  expect(damaged("/predictor/attention/0/far_beside_s", 2.5),
+         "attention[0].far_beside_s: expected no less than far_s");
+  expect(damaged("/predictor/accelerator_beside_s/1", 1.5),
+         "predictor.accelerator_beside_s[1]: expected no less than accelerator_s");
   json alone = json::parse(helm::test::tiny_model().plan);
   alone["predictor"] = good["predictor"];
   expect(alone, "predictor: expected null, as all units lie on the CPU");

@@ -22,10 +22,10 @@ PredictorTables tables() {
   PredictorTables t;
   t.rows = {1, 2, 10};
   t.cpu_s = {1, 1, 1};
-  t.accelerator_s = {30, 30, 70};
+  t.accelerator_s = t.accelerator_beside_s = {30, 30, 70};
   t.head_s = {2, 3, 11};
-  t.attention = {{0, 2, 0, 0.2, 2, {0, 0, 0}, {0.1, 0.1, 0.1}},
-                 {4, 1, 0.5, 0.1, 1, {0, 0, 0}, {0.05, 0.05, 0.05}}};
+  t.attention = {{0, 2, 0, 0.2, 2, 0.2, 2, {0, 0, 0}, {0.1, 0.1, 0.1}},
+                 {4, 1, 0.5, 0.1, 1, 0.1, 1, {0, 0, 0}, {0.05, 0.05, 0.05}}};
   t.step_s = 5;
   t.prompt_row_s = 0.25;
   t.parts_s = 0.5;
@@ -77,11 +77,20 @@ TEST_CASE("in a joint step the CPU attends beside the accelerator, layer by laye
   const double window = std::max(4 * 0.1 + 0.125, ask + answer + 7 * 1.0);
   CHECK(predictor.seconds(StepMode::kJoint, load) ==
         doctest::Approx(rest + all + window + 0.5 * (4 + 7)));
-  // While both work each keeps half of its rate: of the first layers from when the CPU was asked.
-  own.rate_while_both_compute = 0.5;
-  const double both = (100 * 0.2 + 2 * 0.125 - 2 * ask) + 0.0;
+  // While both attend each keeps half of its rate. In the first layers that is from when the CPU
+  // was asked until near attention ends, whose fixed cost stays.
+  for (helm::AttentionTimes& layers : own.attention) {
+    layers.near_beside_s = 2 * layers.near_s;
+    layers.far_beside_s = 2 * layers.far_s;
+  }
+  const double both = (20 + 0.25 - 2 * ask) * (40 + 0.25) / (20 + 0.25);
   CHECK(Predictor(own, 8).seconds(StepMode::kJoint, load) ==
-        doctest::Approx(rest + all + window + 0.5 * (4 + 7) + both));
+        doctest::Approx(rest + all + window + 0.5 * (4 + 7) + both / 2));
+  // Where near attention alone is disturbed it is the last, as long as the CPU attends.
+  for (helm::AttentionTimes& layers : own.attention) layers.far_beside_s = layers.far_s;
+  const double near = 20.25 + 13 * 2.0 * (1 - 20.25 / 40.25);
+  CHECK(Predictor(own, 8).seconds(StepMode::kJoint, load) ==
+        doctest::Approx(rest + near + window + 0.5 * (4 + 7)));
 }
 
 TEST_CASE("in a split step each sub-batch hides the CPU's attention for the other") {
@@ -96,6 +105,17 @@ TEST_CASE("in a split step each sub-batch hides the CPU's attention for the othe
   const double all = std::max(20.0, 2 * one + 10 * 2.0) + std::max(20 + 20.0, 2 * one + 3 * 2.0);
   const double window = std::max(10.0, one + 4.0) + std::max(10 + 0.4, one + 3.0);
   CHECK(predictor.seconds(StepMode::kSplit, load) == doctest::Approx(fixed + all + window));
+  // Beside the CPU products take twice as long: the first sub-batch's, until the CPU has answered
+  // the second; those of the second sub-batch end after the CPU.
+  PredictorTables slow = tables();
+  slow.accelerator_beside_s = {60, 60, 140};
+  const double cpu_s = 2 * one + 20.0, cpu_window_s = one + 4.0;
+  const double first_s = 20 + cpu_s / 2, first_window_s = 10 + cpu_window_s / 2;
+  const double second_cpu_s = 2 * one + 6.0, second_window_cpu_s = one + 3.0;
+  const double second_s = 40 + second_cpu_s * (1 - 40.0 / 60);
+  const double second_window_s = 10.4 + second_window_cpu_s * (1 - 10.4 / 20.4);
+  CHECK(Predictor(slow, 8).seconds(StepMode::kSplit, load) ==
+        doctest::Approx(fixed + first_s + first_window_s + second_s + second_window_s));
   const auto hidden = predictor.hidden_s(load);
   CHECK(hidden[0] == doctest::Approx(30 + 20 + 0.4 - 3 * one - 6 - 3));
   CHECK(hidden[1] == doctest::Approx(30 - 3 * one - 20 - 4));

@@ -19,13 +19,14 @@ PredictorTables VirtualMachine::tables() const {
     t.rows.push_back(rows);
     const double flops = 2 * static_cast<double>(rows) * layer_weights;
     t.accelerator_s.push_back(count * std::max(layer_bytes / gpu_bytes_per_s, flops / gpu_flops));
+    t.accelerator_beside_s.push_back(t.accelerator_s.back());
     t.cpu_s.push_back(0);
     t.head_s.push_back(head_bytes / gpu_bytes_per_s);
   }
   AttentionTimes& a = t.attention.emplace_back();
   a.layers = layers;
-  a.near_s = count * position_bytes / gpu_bytes_per_s;
-  a.far_s = count * position_bytes / cpu_bytes_per_s;
+  a.near_s = a.near_beside_s = count * position_bytes / gpu_bytes_per_s;
+  a.far_s = a.far_beside_s = count * position_bytes / cpu_bytes_per_s;
   a.pair_s.assign(t.rows.size(), count * 4 * width / gpu_attention_flops);
   a.cpu_pair_s.assign(t.rows.size(), 0);
   t.ask_s = ask_s;

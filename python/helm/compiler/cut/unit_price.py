@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from helm.compiler.beside import decode_attention_beside, slowdown, slower_s
 from helm.compiler.counts import CostedGraph, Step
 from helm.compiler.cut.ways import HOMES, Ways, lane_of
 from helm.compiler.setting import F32, Device, Setting
@@ -21,6 +22,7 @@ from helm.compiler.times import (
     MEMORY,
     OVERLAP,
     TERMS,
+    Seconds,
     unit_s,
 )
 from helm.model.graph import Attention, Unit
@@ -82,18 +84,17 @@ def share_unit(
 ) -> SharedUnit:  # fmt: skip
     """pieces: by role. attention_s: of all heads on the CPU and on the accelerator, whose axes come
     before those of sizes in pieces."""
-    link, heads = setting.link, model.graph.kv.kv_heads
+    link = setting.link
     assert link is not None
     times: dict[str, F64] = {}
+    disturbed_s: list[Seconds] = [0.0, 0.0]  # by lane: what both at once may add
     for role, piece in pieces.items():
         lane = lane_of(role, home)
-        own = unit_s(model, piece, step, lanes(setting)[lane])
-        for op in piece.ops:
-            if isinstance(op, Attention):
-                attended = np.multiply.outer(attention_s[lane], op.kv_heads / heads)
-                own = _wide(own, np.shape(attended))
-                own[ATTENTION] += attended
-        times[role] = own
+        times[role] = _piece_s(setting, model, piece, step, lane, attention_s[lane])
+        if role in ("home", "guest") and setting.beside is not setting:
+            attended_s = attention_s[lane] * _attention_beside(setting, piece, step, lane)
+            beside = _piece_s(setting.beside, model, piece, step, lane, attended_s)
+            disturbed_s[lane] = (beside - times[role]).sum(axis=0)
     guest = pieces["guest"].ops
     crossings = []
     for value, up in ((guest[0].uses()[0], home == 0), (guest[-1].uses()[-1], home == 1)):
@@ -108,17 +109,40 @@ def share_unit(
     cpu[FIXED] += link.latency_s * (_HANDED if home == 0 else 1)
     if home == 1:
         times["end"][FIXED] += stage_s
-    # The CPU is slower beside copies, and each while the other computes.
+    # The CPU is slower beside copies, and each where it reads while the other computes.
     own_s, other_s, copying = cpu.sum(axis=0), other.sum(axis=0), np.zeros(shape)
-    both = np.minimum(own_s, other_s)
+    left_s = own_s  # of the CPU, beside the other
     if home == 0:
         copying = link.beside_copies(own_s, sent_s + returned_s) - own_s
-        both = np.clip(own_s + copying - sent_s, 0.0, other_s)
-    slower = both * (1.0 / link.rate_while_both_compute - 1.0)
+        left_s = np.maximum(0.0, own_s + copying - sent_s)
+    left_beside_s = left_s * slowdown(own_s, own_s + disturbed_s[0])
+    slower, other_slower = slower_s(left_s, left_beside_s, other_s, other_s + disturbed_s[1])
     term = ATTENTION if pieces["guest"].kind == "attention" else MEMORY
     cpu[term] += copying + slower
-    other[term] += slower
+    other[term] += other_slower
     return SharedUnit(home, times, sent_s, returned_s)
+
+
+def _piece_s(
+    setting: Setting, model: CostedGraph, piece: Unit, step: Step, lane: int, attention_s: F64
+) -> F64:
+    """[DEVICE_TERMS, ...]. attention_s: of all heads there."""
+    own, heads = unit_s(model, piece, step, lanes(setting)[lane]), model.graph.kv.kv_heads
+    for op in piece.ops:
+        if isinstance(op, Attention):
+            attended = np.multiply.outer(attention_s, op.kv_heads / heads)
+            own = _wide(own, np.shape(attended))
+            own[ATTENTION] += attended
+    return own
+
+
+def _attention_beside(setting: Setting, piece: Unit, step: Step, lane: int) -> float:
+    """How many times as long attention of a piece takes beside the other; that of prompts is bound
+    by arithmetic."""
+    if step.tokens != step.sequences:
+        return 1.0
+    ops = [op for op in piece.ops if isinstance(op, Attention)]
+    return max((decode_attention_beside(setting, op, lane) for op in ops), default=1.0)
 
 
 def _wide(times: F64, shape: tuple[int, ...]) -> F64:
