@@ -130,7 +130,7 @@ double Predictor::seconds(StepMode mode, const StepLoad& load) const {
   const double rows = load.near.rows + load.prompt_rows;
   double seconds = with_cpu_s(load) + at(tables_.cpu_s, rows) + at(tables_.accelerator_s, rows);
   for (size_t c = 0; c < tables_.attention.size(); ++c) {
-    seconds += tables_.attention[c].near_s * load.near.positions[c] + load.prompt_s[c];
+    seconds += near(c, load).alone_s;
   }
   return seconds;
 }

@@ -219,5 +219,5 @@ def _link_facts(link: LinkProfile) -> list[tuple[str, str]]:
         ("  crossing", f"{link.latency_s * 1e6:,.2f} us fixed"),
         ("  queued copy", f"{link.page_s * 1e6:,.2f} us fixed"),
         ("  meanwhile", f"the CPU runs at {link.cpu_rate_while_copying * 100:.0f} % of its rate"),
-        ("both compute", f"at {link.rate_while_both_compute * 100:.0f} % of their rates"),
+        ("both read", f"at {link.rate_while_both_compute * 100:.0f} % of their rates"),
     ]
