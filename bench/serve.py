@@ -1,8 +1,9 @@
 """What serving costs, and what a server does under more load than it can take.
 
     python bench/serve.py qwen3-0.6b --what streams      # about 6 minutes; a shape, or a MODEL
-    python bench/serve.py bundled --what load            # about 12 minutes
-    python bench/serve.py bundled --what load --seconds 20 --arrivals poisson   # a first look
+    python bench/serve.py qwen3-0.6b --layers 8 --what load --context 512      # about 12 minutes
+    python bench/serve.py qwen3-0.6b --layers 2 --what load --context 512 --seconds 20 \
+        --arrivals poisson                               # a first look
 
 streams: tokens per second of eight streams of `helm-llm serve`, read by a client in this process
 that only reads, beside LLM.generate of the same eight prompts; one stream beside LLM.stream; two
@@ -11,7 +12,8 @@ and what is compared stands next to each other.
 
 load: a closed loop of as many clients as requests share steps, then, for each kind of arrivals,
 twice as many requests per second as it completed, for --seconds. Clients that are refused try again
-when they are told to, five times in all. --traces: a folder with Azure's traces of 2023
+when they are told to, five times in all. A model whose steps take less than HTTP, as the bundled
+one, shows what two cores refuse. --traces: a folder with Azure's traces of 2023
 (azure_llm_2023_code.csv and _conv.csv; Patel et al. 2024), in whose rhythm and lengths requests
 come; without it lengths are drawn. With --kv-vram an accelerator has all layers and room for the KV
 of a few requests, so that they move between the memories, and the machine is measured unless a
