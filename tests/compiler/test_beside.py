@@ -70,6 +70,9 @@ def test_nothing_is_read_faster_than_the_limit() -> None:
     assert found == pytest.approx({"f32": 24, "f16": 24, "bf16": 20, "q4": 10})
     assert beside.attention_bytes_per_s == pytest.approx({"f16": 24e9, "i8": 15e9})
     assert beside.matmul_flops == cpu.matmul_flops
+    packed = dataclasses.replace(cpu, matvec_bytes_per_s={"q8": 18e9, "q4": 10e9})
+    found = beside_another(packed, SHARE).matvec_bytes_per_s
+    assert found == pytest.approx({"q8": 10.8e9, "q4": 10e9})
 
 
 def test_products_that_compute_keep_their_time() -> None:

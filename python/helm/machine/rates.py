@@ -106,11 +106,13 @@ Device = TypeVar("Device", bound=DeviceProfile)
 
 def beside_another(device: Device, share: float) -> Device:
     """The rates while another device works that reads the same memory. Nothing is read faster than
-    at `share` of the rate of weights in elements; arithmetic keeps its rates."""
+    at `share` of the rate of weights in elements, or of others where there are none; arithmetic
+    keeps its rates."""
     if share >= 1.0:
         return device
     reads = device.matvec_bytes_per_s
-    most = max(rate for kind, rate in reads.items() if kind in DTYPE_BYTES)
+    plain = [rate for kind, rate in reads.items() if kind in DTYPE_BYTES]
+    most = max(plain or reads.values(), default=0.0)
 
     def left(rates: Mapping[str, float]) -> dict[str, float]:
         return {kind: r * min(1.0, share * max(1.0, most / r)) for kind, r in rates.items()}
