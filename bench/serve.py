@@ -2,8 +2,7 @@
 
     python bench/serve.py qwen3-0.6b --what streams      # about 6 minutes; a shape, or a MODEL
     python bench/serve.py qwen3-0.6b --layers 8 --what load --context 512      # about 12 minutes
-    python bench/serve.py qwen3-0.6b --layers 2 --what load --context 512 --seconds 20 \
-        --arrivals poisson                               # a first look
+    python bench/serve.py qwen3-0.6b --layers 2 --what load --context 512 --seconds 20   # a look
 
 streams: tokens per second of eight streams of `helm-llm serve`, read by a client in this process
 that only reads, beside LLM.generate of the same eight prompts; one stream beside LLM.stream; two
@@ -367,6 +366,7 @@ def main() -> None:
         "the memory and the second would find room for few",
     )
     parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--max-waiting", type=int, help="requests that wait at most (default: 256)")
     parser.add_argument("--threads", type=int, help="of the CPU (default: all)")
     parser.add_argument("--profile", help="of the machine (default: measured)")
     parser.add_argument("--kv-vram", metavar="SIZE", help="for KV on the accelerator, as 64MiB")

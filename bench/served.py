@@ -95,6 +95,8 @@ def plan_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def server_options(args: argparse.Namespace) -> list[str]:
     found = ["--device", args.device, "--concurrency", str(args.concurrency)]
+    if args.max_waiting:
+        found += ["--max-waiting", str(args.max_waiting)]
     for name in _NAMES:
         if getattr(args, name):
             found += [f"--{name.replace('_', '-')}", str(getattr(args, name))]

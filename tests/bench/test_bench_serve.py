@@ -90,13 +90,14 @@ def test_an_overloaded_server_ends_every_request_once(tmp_path: Path) -> None:
         # A model that takes longer than HTTP: what two cores refuse of a smaller one per second
         # leaves no time to answer.
         [sys.executable, BENCH / "serve.py", "qwen3-0.6b", "--layers", "1", "--what", "load",
-         "--context", "128", "--factor", "4", "--seconds", "3", "--closed-seconds", "2",
-         "--arrivals", "gamma", "--json", path],
+         "--context", "128", "--factor", "3", "--seconds", "2", "--closed-seconds", "2",
+         "--max-waiting", "16", "--arrivals", "gamma", "--json", path],
         check=True, timeout=200, cwd=tmp_path,
     )  # fmt: skip
     (found,) = json.loads(path.read_text())
     assert found["requests"] > 10
     assert found["ended_once"] == 1
+    assert found["refusals"] > 0
     assert found["answered"] >= 0.95
     assert found["errors"] == []
     assert found["step_at_full_s"] > 0
