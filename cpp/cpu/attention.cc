@@ -40,6 +40,9 @@ class BoundAttention : public BoundOp {
                       [&](const SequenceRun& run, int64_t head, int64_t first, int64_t count,
                           const Partial& partial) { finish(run, head, first, count, partial); });
   }
+  void first_reads(const StepView& step, const Team& team, FirstReads& reads) const override {
+    attention_.first_reads(step, team, reads);
+  }
 
  private:
   // Adds sinks, normalises the partial and scatters it to the rows of the output.

@@ -118,6 +118,7 @@ class BoundLinear : public BoundOp {
       : per_output_(b.per_output(op.in)),
         scratch_(b.scratch),
         packed_(b.packed),
+        read_after_tokens_(b.kernels.read_after_tokens),
         cols_(b.width(op.in)),
         all_(LinearRows::of(b.plan, op, [&](TensorIndex weight) { return b.format(weight); })),
         pieces_(decode_pieces(all_, static_cast<int>(b.scratch.size()))) {
@@ -132,11 +133,15 @@ class BoundLinear : public BoundOp {
     args_.c_stride = all_.rows();
     args_.packed = packed_;
   }
+  void set_next(const BoundOp& op) override { next_ = &op; }
 
   void run(const StepView& step, Team& team) const override {
     const int64_t tokens = step_rows(step, per_output_);
     if (tokens == 0) return;
     if (tokens > kDecodeTokens) return run_prefill(tokens, team);
+    FirstReads reads;
+    if (next_ != nullptr && tokens > read_after_tokens_) next_->first_reads(step, team, reads);
+    ReadAfter after = reads.list();
     std::optional<InputKind> before;  // of this member's last piece
     team.parallel_for(static_cast<int64_t>(pieces_.size()), 1, [&](int64_t index, int64_t) {
       const DecodePiece& piece = pieces_[static_cast<size_t>(index)];
@@ -147,6 +152,7 @@ class BoundLinear : public BoundOp {
       args.slices = piece.slices;
       args.same_input = before == part.weight->input_kind();
       before = part.weight->input_kind();
+      args.after = &after;
       run_rows(part, piece.first_row, piece.rows, args, tokens, team.worker());
     });
   }
@@ -198,6 +204,8 @@ class BoundLinear : public BoundOp {
   bool per_output_;
   const std::vector<std::byte*>& scratch_;
   std::byte* packed_;
+  int64_t read_after_tokens_;
+  const BoundOp* next_ = nullptr;  // an op whose reads are asked for
   int64_t cols_;
   LinearRows all_;
   std::vector<DecodePiece> pieces_;

@@ -168,6 +168,18 @@ class PageAttention {
     }
   }
 
+  // Of a step in which every run has one token the K and V of this member's pieces.
+  void first_reads(const StepView& step, const Team& team, FirstReads& reads) const {
+    if (step.tokens() != static_cast<int64_t>(step.runs.size())) return;
+    const Team::Part own = team.part(decode_pieces(step));
+    for (int64_t item = own.begin; item < own.end; ++item) {
+      const DecodePiece piece = decode_piece(step, item);
+      const KvSpan keys = span(piece.run, piece.head, 0, 1, piece.block);
+      const int64_t bytes = keys.count * layer_.kv().spec.row_bytes();
+      if (!reads.add(keys.k, bytes) || !reads.add(keys.v, bytes)) return;
+    }
+  }
+
  private:
   // Blocks of a run that are to be attended to and that some query of [first, first + count) sees.
   struct Blocks {
@@ -273,6 +285,11 @@ class PageAttention {
     int64_t block;
     bool first, last;  // of those of its run and head
   };
+  int64_t decode_pieces(const StepView& step) const {
+    int64_t pieces = 0;
+    for (const SequenceRun& run : step.runs) pieces += blocks(run, 0, 1).count() * shape_.kv_heads;
+    return pieces;
+  }
   DecodePiece decode_piece(const StepView& step, int64_t item) const {
     size_t r = 0;
     Blocks here = blocks(step.runs[0], 0, 1);
@@ -296,8 +313,7 @@ class PageAttention {
   // has that too; the rest is merged after all pieces.
   template <typename Deliver>
   void attend_decode(const StepView& step, Team& team, const Deliver& deliver) const {
-    int64_t items = 0;
-    for (const SequenceRun& run : step.runs) items += blocks(run, 0, 1).count() * shape_.kv_heads;
+    const int64_t items = decode_pieces(step);
     const Team::Part own = team.part(items);
     const Partial page =
         Partial::at(reinterpret_cast<float*>(scratch_[static_cast<size_t>(team.worker())]), group_);

@@ -35,6 +35,11 @@ CpuStage::CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool
       kinds_.push_back(op_kind(op));
     }
   }
+  BoundOp* product = nullptr;
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    if (kinds_[i] == OpKind::kLinear) product = ops_[i].get();
+    if (kinds_[i] == OpKind::kAttention && product != nullptr) product->set_next(*ops_[i]);
+  }
 }
 
 CpuStage::~CpuStage() = default;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "cpu/first_reads.h"
 #include "cpu/integer_isa.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/key_bias.h"
@@ -24,6 +25,10 @@ class BoundOp {
  public:
   virtual ~BoundOp() = default;
   virtual void run(const StepView& step, Team& team) const = 0;
+  // Adds what the calling member reads first of what was in memory before the step.
+  virtual void first_reads(const StepView&, const Team&, FirstReads&) const {}
+  // No product is between this and `op`, whose first reads may be asked for meanwhile.
+  virtual void set_next(const BoundOp& /*op*/) {}
 };
 
 inline int64_t step_rows(const StepView& step, bool per_output) {

@@ -2,12 +2,24 @@
 // Knows nothing of graphs, pages, threads or plans; every function works on the slice it is given.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cpu/kernels/compressed.h"
 #include "helm/types.h"
 
 namespace helm::cpu {
+
+// Memory that a caller reads after a product. A kernel that computes longer than it reads may ask
+// for it meanwhile, and takes what it has asked for off the front.
+struct ReadAfter {
+  struct Stretch {
+    const std::byte* at;
+    int64_t bytes;
+  };
+  Stretch* first;
+  Stretch* end;
+};
 
 // C(t, r) = [C(t, r) +] [bias(r) +] sum_k A(t, k) * W(r, k)      t < tokens, r < rows
 //
@@ -36,6 +48,7 @@ struct MatmulArgs {
   // Of kDecodeTokens at most: the last call with this scratch had the same A, tokens and cols, and
   // weights of the same dtype. What it made of A is there still.
   bool same_input = false;
+  ReadAfter* after = nullptr;  // the calling thread's, or null
 };
 
 // A for products of many tokens, as their kernel reads it: packed once, in tiles of tokens that
@@ -175,6 +188,8 @@ struct KernelTable {
   // Up to so many tokens matmul reads A, beyond them `packed`, of which pack makes the given tile
   // of `tile_tokens` at most.
   int64_t direct_tokens[kDTypes];
+  // Of more tokens than these, and kDecodeTokens at most, products may take MatmulArgs::after.
+  int64_t read_after_tokens;
   int64_t tile_tokens;
   void (*pack[kDTypes])(const PackArgs&, int64_t tile);
   // What matmul, and attention over such keys and values, round their f32 inputs and the softmax's

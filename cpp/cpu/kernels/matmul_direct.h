@@ -18,6 +18,9 @@ inline constexpr int kTokensByRow = 2;
 // often (AVX-512 on Zen 4: a tenth of a product's rate while memory is fast); where L1 holds both,
 // more streams cost a tenth, and on Zen 3, whose memory is slower, a seventh to a fifth anyway.
 inline constexpr int64_t kColsInL1 = 2048;
+// What is read after a product is asked for in steps of few tokens, where they make two tiles: to
+// do so in more instances of the kernels gained nothing (16 and 32 tokens).
+inline constexpr int kReadAfterTile = kDecodeTokens / 2;
 
 // C(t, r) = [C(t, r)] + [bias(r)] for the given rows: where the sum over k starts.
 HELM_INLINE float start_value(const MatmulArgs& m, int64_t t, int64_t r) {
@@ -186,6 +189,19 @@ MatmulArgs columns_of(const MatmulArgs& m, int64_t k0, int64_t cols) {
   return part;
 }
 
+// Takes so many bytes of what is read after a product, with what follows where up to half of them
+// are not of it; null where there are none.
+HELM_INLINE const std::byte* take(ReadAfter* after, int64_t bytes) {
+  if (after == nullptr) return nullptr;
+  for (; after->first != after->end; ++after->first) {
+    ReadAfter::Stretch& left = *after->first;
+    if (2 * left.bytes < bytes) continue;
+    left.at += bytes, left.bytes -= bytes;
+    return left.at - bytes;
+  }
+  return nullptr;
+}
+
 // All tokens in tiles of kRows rows and C or C - 1 tokens, one group of rows after the other: a
 // group's weights come from memory for the first tile and from cache for the others. Of several
 // tiles each asks for its share of what comes next, so that memory is busy during all of them.
@@ -208,6 +224,17 @@ void direct_rows(const MatmulArgs& m, const Weights& w, int64_t tiles) {
       const auto rows = w.rows(row, step, R, k0, part.cols);
       for (int64_t i = 0, t = 0; i < tiles; ++i) {
         const auto prefetch = w.prefetch(part.cols, kNext, i, tiles);
+        if constexpr (Weights::kReadsAfter && C == kReadAfterTile) {
+          const int64_t bytes = part.cols * static_cast<int64_t>(sizeof(typename P::Store));
+          const std::byte* after = i < full ? take(m.after, bytes) : nullptr;
+          if (after != nullptr) {
+            direct_tile<P, R, C>(
+                part, rows, row, step, t,
+                Prefetch<Ask::kInOrderAndAfter>{prefetch.far, prefetch.step, after});
+            t += C;
+            continue;
+          }
+        }
         if (i < full) {
           direct_tile<P, R, C>(part, rows, row, step, t, prefetch);
           t += C;

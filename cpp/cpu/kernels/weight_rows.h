@@ -26,6 +26,8 @@ enum class Ask {
   // compute longer than they read. From there to L1 only floats, whose lines are computed in half
   // the time (of others it costs a twenty-fifth: they push inputs out of L1).
   kInOrder,
+  // So, and a line of what is read after the product.
+  kInOrderAndAfter,
 };
 inline constexpr int64_t kFarBytes = 1536;
 inline constexpr int64_t kNearBytes = 3 * kLineBytes;
@@ -55,6 +57,12 @@ struct Prefetch {
   int64_t far;
   int64_t step;
 };
+template <>
+struct Prefetch<Ask::kInOrderAndAfter> {
+  int64_t far;
+  int64_t step;
+  const std::byte* after;
+};
 
 // far: what is to be read far ahead; now: what is read.
 template <Ask kAsk>
@@ -80,7 +88,11 @@ struct StoredRows {
 
   template <int N, Ask kAsk>
   HELM_INLINE void fetch(int64_t k, Prefetch<kAsk>& prefetch) const {
-    if constexpr (kAsk == Ask::kInOrder) {
+    if constexpr (kAsk == Ask::kInOrderAndAfter) {
+      __builtin_prefetch(prefetch.after, 0, 2);
+      prefetch.after += kLineBytes;
+    }
+    if constexpr (kAsk == Ask::kInOrder || kAsk == Ask::kInOrderAndAfter) {
       const auto* far = reinterpret_cast<const char*>(at) + prefetch.far;
       HELM_UNROLL
       for (int i = 0; i < (N + 1) / 2; ++i) __builtin_prefetch(far + i * kLineBytes, 0, 2);
@@ -238,6 +250,7 @@ struct CompressedRows {
 template <class V, class Store>
 struct StoredWeights {
   static constexpr int64_t kCols = INT64_MAX;
+  static constexpr bool kReadsAfter = V::kRowsAdjoin;
   static constexpr int kTileTokens = V::kDirectTile;
   static constexpr const auto& kRowsPerTokens = V::kRowsPerTokens;
   static constexpr int kLongRowsPerTile = V::kLongRowsPerTile;
@@ -281,6 +294,7 @@ template <class P>
 struct CompressedWeights {
   using V = typename P::V;
   static constexpr int64_t kCols = 2048;  // half of L1 takes the rows of a direct tile
+  static constexpr bool kReadsAfter = false;
   static constexpr int kTileTokens = P::kCompressedTile;
   static constexpr const auto& kRowsPerTokens = P::kCompressedRows;
   static constexpr int kLongRowsPerTile = P::kCompressedRows[1];

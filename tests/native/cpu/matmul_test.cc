@@ -188,6 +188,39 @@ TEST_CASE("matmul: the bits of C(t, r) do not depend on tokens or on the row spl
   }
 }
 
+TEST_CASE("matmul: what is read after it is asked for, and changes no bit") {
+  for (DType dtype : {DType::kF32, DType::kF16}) {
+    for (const cpu::KernelTable* table : tiers()) {
+      for (int64_t tokens : {1, 6, 7, 8, 9}) {
+        const Problem p{tokens, 67, 300, true, true, Fill::kLarge};
+        const Data d(p, dtype, 450);
+        const Scratch scratch(*table, 64);
+        const std::vector<float> before = d.c.copy();
+        cpu::MatmulArgs args = args_of(p, d, scratch);
+        multiply(*table, dtype, args);
+        const std::vector<float> want = d.c.copy();
+        std::copy(before.begin(), before.end(), d.c.data());
+        // Nothing is read there: of the second, which is short, nothing is taken either.
+        const auto* far = reinterpret_cast<const std::byte*>(uintptr_t{64});
+        const int64_t tile = p.cols * dtype_bytes(dtype);
+        std::vector<cpu::ReadAfter::Stretch> stretches = {
+            {far, 5 * tile / 2 + 1}, {far, tile / 2 - 1}, {far, 1000 * tile}};
+        cpu::ReadAfter after{stretches.data(), stretches.data() + stretches.size()};
+        args.after = &after;
+        multiply(*table, dtype, args);
+        const std::string label = label_of(*table, dtype, p, 450);
+        CHECK(compare_bits(d.c.copy(), want, label) == "");
+        const bool asks = tokens > table->read_after_tokens && tokens <= cpu::kDecodeTokens;
+        CHECK_MESSAGE((after.first == stretches.data() + (asks ? 2 : 0)), label);
+        CHECK_MESSAGE((stretches[0].at == far + (asks ? 3 * tile : 0)), label);
+        CHECK_MESSAGE((stretches[1].at == far), label);
+        CHECK_MESSAGE(((stretches[2].at > far) == asks), label);
+        CHECK_MESSAGE((stretches[2].at - far + stretches[2].bytes == 1000 * tile), label);
+      }
+    }
+  }
+}
+
 TEST_CASE(
     "matmul: slices of the rows, in any order, are all of them once, also of the same input") {
   for (DType dtype : kAllTypes) {
