@@ -50,6 +50,7 @@ class DenseMatrix final : public RoundingMatrix {
   void read_row(int64_t row, float* out) const override {
     kernels_.widen[dtype_](data_ + row * row_bytes_, out, cols());
   }
+  int64_t read_after_tokens() const override { return kernels_.read_after_tokens[dtype_]; }
 
  private:
   const std::byte* data_;

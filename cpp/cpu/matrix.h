@@ -61,6 +61,8 @@ class Matrix {
   // Tiles that pack() makes for a product of so many tokens; 0 where multiply() reads A.
   virtual int64_t tiles_to_pack(int64_t tokens) const = 0;
   virtual void pack(const PackArgs& args, int64_t tile) const = 0;
+  // Of more tokens than these, and kDecodeTokens at most, multiply() may take MatmulArgs::after.
+  virtual int64_t read_after_tokens() const { return kDecodeTokens; }
   // Of InputKind::kInt8 what multiply_chosen() reads of rows [first, first + count) of A.
   virtual void pack_rows(const PackArgs&, int64_t first, int64_t count) const;
 

@@ -118,7 +118,6 @@ class BoundLinear : public BoundOp {
       : per_output_(b.per_output(op.in)),
         scratch_(b.scratch),
         packed_(b.packed),
-        read_after_tokens_(b.kernels.read_after_tokens),
         cols_(b.width(op.in)),
         all_(LinearRows::of(b.plan, op, [&](TensorIndex weight) { return b.format(weight); })),
         pieces_(decode_pieces(all_, static_cast<int>(b.scratch.size()))) {
@@ -140,7 +139,9 @@ class BoundLinear : public BoundOp {
     if (tokens == 0) return;
     if (tokens > kDecodeTokens) return run_prefill(tokens, team);
     FirstReads reads;
-    if (next_ != nullptr && tokens > read_after_tokens_) next_->first_reads(step, team, reads);
+    if (next_ != nullptr && tokens > parts_.front().weight->read_after_tokens()) {
+      next_->first_reads(step, team, reads);
+    }
     ReadAfter after = reads.list();
     std::optional<InputKind> before;  // of this member's last piece
     team.parallel_for(static_cast<int64_t>(pieces_.size()), 1, [&](int64_t index, int64_t) {
@@ -204,7 +205,6 @@ class BoundLinear : public BoundOp {
   bool per_output_;
   const std::vector<std::byte*>& scratch_;
   std::byte* packed_;
-  int64_t read_after_tokens_;
   const BoundOp* next_ = nullptr;  // an op whose reads are asked for
   int64_t cols_;
   LinearRows all_;

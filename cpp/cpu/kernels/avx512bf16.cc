@@ -28,6 +28,7 @@ KernelTable bf16_table() {
   t.matmul_compressed = matmul_compressed_bf16;
   t.compress_row = compress_row<DotBf16>;
   t.compressed_place = DotBf16::place;
+  t.read_after_tokens[kBf16] = kDecodeTokens;  // all are bound by memory
   t.pack[kBf16] = pack_tokens<DotBf16>;
   t.attention[kBf16] = attention_bf16;
   t.activations[kBf16] = DType::kBF16;

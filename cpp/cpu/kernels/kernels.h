@@ -189,7 +189,7 @@ struct KernelTable {
   // of `tile_tokens` at most.
   int64_t direct_tokens[kDTypes];
   // Of more tokens than these, and kDecodeTokens at most, products may take MatmulArgs::after.
-  int64_t read_after_tokens;
+  int64_t read_after_tokens[kDTypes];
   int64_t tile_tokens;
   void (*pack[kDTypes])(const PackArgs&, int64_t tile);
   // What matmul, and attention over such keys and values, round their f32 inputs and the softmax's

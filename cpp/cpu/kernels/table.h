@@ -29,7 +29,9 @@ constexpr KernelTable make_table(const char* name) {
   t.compress_row = compress_row<Dot<V, bf16>>;
   t.compressed_place = Dot<V, bf16>::place;
   t.direct_tokens[0] = t.direct_tokens[1] = t.direct_tokens[2] = V::kDirectTokens;
-  t.read_after_tokens = V::kRowsAdjoin ? V::kDirectTile : kDecodeTokens;
+  for (int64_t& tokens : t.read_after_tokens) {
+    tokens = V::kRowsAdjoin ? V::kDirectTile : kDecodeTokens;
+  }
   t.tile_tokens = V::kPanelTokens;
   t.pack[0] = t.pack[1] = t.pack[2] = pack_tokens<Dot<V, f32>>;
   t.activations[0] = t.activations[1] = t.activations[2] = f32;

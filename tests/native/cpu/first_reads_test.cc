@@ -109,7 +109,7 @@ std::map<const void*, std::vector<Read>> run_recorded(const Plan& plan, Step& st
                                                       int64_t read_after_tokens) {
   helm::cpu::KernelTable kernels = *helm::cpu::kernels_scalar();
   for (auto& matmul : kernels.matmul) matmul = record;
-  kernels.read_after_tokens = read_after_tokens;
+  std::ranges::fill(kernels.read_after_tokens, read_after_tokens);
   const std::span units = std::span(plan.units).subspan(1);  // without the embedding's rows
   std::vector<std::vector<float>> values;
   std::vector<float> zeros(1024);

@@ -210,7 +210,8 @@ TEST_CASE("matmul: what is read after it is asked for, and changes no bit") {
         multiply(*table, dtype, args);
         const std::string label = label_of(*table, dtype, p, 450);
         CHECK(compare_bits(d.c.copy(), want, label) == "");
-        const bool asks = tokens > table->read_after_tokens && tokens <= cpu::kDecodeTokens;
+        const bool asks =
+            tokens > table->read_after_tokens[index_of(dtype)] && tokens <= cpu::kDecodeTokens;
         CHECK_MESSAGE((after.first == stretches.data() + (asks ? 2 : 0)), label);
         CHECK_MESSAGE((stretches[0].at == far + (asks ? 3 * tile : 0)), label);
         CHECK_MESSAGE((stretches[1].at == far), label);
